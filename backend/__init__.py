@@ -1,0 +1,1 @@
+"""The speculative-decoding server; it meets the gateway only over HTTP."""

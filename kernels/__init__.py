@@ -1,0 +1,1 @@
+"""One op, one name: a torch reference beside each Triton kernel."""
