@@ -1,1 +1,1 @@
-
+"""Stamps to metrics, request log rows and structured logs."""

@@ -1,0 +1,71 @@
+"""Exception → status, headers and body in the caller's dialect: one table for every route."""
+
+from __future__ import annotations
+
+import structlog
+
+from gateway.api.exchange import Headers
+from gateway.errors import ApiError, InvalidRequest, RateLimited, ServiceError
+from gateway.wire.errors import error_body
+from gateway.wire.pieces import Dialect
+from gateway.wire.rawjson import WireFormatError
+from gateway.wire.requests import FieldError
+
+log = structlog.get_logger()
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Whatever was raised, as an error with a place on the wire. Unknown ones are logged."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, FieldError):
+        return InvalidRequest(str(error), param=error.param)
+    if isinstance(error, WireFormatError):
+        return InvalidRequest(f"the body is not acceptable JSON: {error}")
+    log.error("unexpected error", error=error, exc_info=error)
+    # The text of an unknown exception may hold secrets: it stays in the log.
+    return ServiceError("the gateway met an unexpected error; its log has the cause")
+
+
+def error_headers(error: ApiError, dialect: Dialect, request_id: str) -> Headers:
+    """The headers an error answer carries, ids and retry advice included."""
+    headers: Headers = [(b"content-type", b"application/json")]
+    headers.extend(id_headers(dialect, request_id))
+    if error.retry_after_s is not None:
+        seconds = max(0.0, error.retry_after_s)
+        headers.append((b"retry-after", str(max(1, round(seconds + 0.499))).encode()))
+        if dialect is Dialect.OPENAI:
+            headers.append((b"retry-after-ms", str(round(seconds * 1000)).encode()))
+    if error.should_retry is not None:
+        headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
+    if isinstance(error, RateLimited) and isinstance(error.detail, list):
+        headers.extend(error.detail)
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def id_headers(dialect: Dialect, request_id: str) -> Headers:
+    """Our request id under the name the dialect's SDK reads, and under our own."""
+    name = b"request-id" if dialect is Dialect.ANTHROPIC else b"x-request-id"
+    value = request_id.encode()
+    return [(name, value), (b"x-looprouter-request-id", value)]
+
+
+def error_answer(
+    error: Exception, dialect: Dialect, request_id: str
+) -> tuple[int, Headers, bytes, ApiError]:
+    """Status, headers and body for anything that was raised."""
+    api_error = as_api_error(error)
+    detail = None if isinstance(api_error, RateLimited) else api_error.detail
+    body = error_body(
+        dialect,
+        status=api_error.status,
+        type=api_error.type,
+        message=api_error.message,
+        param=api_error.param,
+        code=api_error.code,
+        request_id=request_id,
+        detail=detail,
+    )
+    return api_error.status, error_headers(api_error, dialect, request_id), body, api_error

@@ -1,0 +1,107 @@
+"""Every Prometheus metric of the gateway, declared once; labels are of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from gateway.core import NANOS_PER_DOLLAR, AttemptOutcome
+
+_SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_OVERHEAD_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
+
+
+class Metrics:
+    """One registry a process. Endpoint ids come from the policy, so their number is bounded."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter(
+            "gateway_requests",
+            "Requests answered, by surface and status class.",
+            ("surface", "status"),
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "gateway_request_duration_seconds",
+            "Accepted to last byte.",
+            ("surface",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.overhead_seconds = Histogram(
+            "gateway_overhead_seconds",
+            "Time the gateway itself added before dispatch.",
+            buckets=_OVERHEAD_SECONDS,
+            registry=registry,
+        )
+        self.attempts = Counter(
+            "gateway_attempts",
+            "Attempts sent upstream, by endpoint and failure class ('' = none).",
+            ("endpoint", "failure"),
+            registry=registry,
+        )
+        self.ttft_seconds = Histogram(
+            "gateway_time_to_first_token_seconds",
+            "Dispatch to the first visible token, streams only.",
+            ("endpoint",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "gateway_tokens", "Tokens as billed.", ("endpoint", "bucket"), registry=registry
+        )
+        self.cost_dollars = Counter(
+            "gateway_cost_dollars", "What providers charge.", ("endpoint",), registry=registry
+        )
+        self.overrun_dollars = Counter(
+            "gateway_overrun_dollars",
+            "Cost above the hold, borne by the operator.",
+            ("endpoint",),
+            registry=registry,
+        )
+        self.alerts = Counter(
+            "gateway_alerts", "Events an operator should see.", ("kind",), registry=registry
+        )
+        self.in_flight = Gauge(
+            "gateway_requests_in_flight", "Requests being served now.", registry=registry
+        )
+        self.breaker_open = Gauge(
+            "gateway_breaker_open", "1 while the breaker is open.", ("endpoint",), registry=registry
+        )
+        self.protocol_faults = Counter(
+            "gateway_protocol_faults",
+            "Deviations from the wire format that were repaired.",
+            ("endpoint",),
+            registry=registry,
+        )
+
+    def observe_request(self, surface: str, status: int, duration_s: float, overhead_s: float) -> None:
+        self.requests.labels(surface, f"{status // 100}xx").inc()
+        self.request_seconds.labels(surface).observe(duration_s)
+        self.overhead_seconds.observe(overhead_s)
+
+    def observe_attempts(self, outcomes: Iterable[AttemptOutcome]) -> None:
+        for outcome in outcomes:
+            self.attempts.labels(outcome.endpoint_id, outcome.failure).inc()
+            if outcome.protocol_faults:
+                self.protocol_faults.labels(outcome.endpoint_id).inc(outcome.protocol_faults)
+            if outcome.stream and outcome.first_visible_at_s is not None:
+                self.ttft_seconds.labels(outcome.endpoint_id).observe(
+                    outcome.first_visible_at_s - outcome.dispatched_at_s
+                )
+            if outcome.usage is not None:
+                self.tokens.labels(outcome.endpoint_id, "input").inc(outcome.usage.input_total)
+                self.tokens.labels(outcome.endpoint_id, "cached").inc(outcome.usage.cached_read)
+                self.tokens.labels(outcome.endpoint_id, "output").inc(outcome.usage.output_total)
+
+    def observe_cost(self, endpoint_id: str, cost_nanos: int, overrun_nanos: int) -> None:
+        self.cost_dollars.labels(endpoint_id).inc(cost_nanos / NANOS_PER_DOLLAR)
+        if overrun_nanos:
+            self.overrun_dollars.labels(endpoint_id).inc(overrun_nanos / NANOS_PER_DOLLAR)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
