@@ -118,10 +118,13 @@ class BudgetExhausted(RequestError):
 
 
 class NoEligibleEndpoint(RequestError):
+    """`detail` lists, per endpoint, the rule that excluded it."""
+
     status = 503
     type = "server_error"
     code = "no_eligible_endpoint"
     should_retry = False
+    is_capacity = False  # set where learned capacity alone stands in the way: worth a short wait
 
 
 class ServiceError(ApiError):

@@ -1,0 +1,169 @@
+"""The hot surfaces as one raw ASGI callable: route, check, hand to the pipeline, map every error.
+
+Mounted inside the Litestar app with no middleware of its own. A raw mount receives every method
+and none of the framework's limits, so method, Host, framing, size and deadline are checked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.api.answers import count_tokens, list_models, show_model, show_request
+from gateway.api.exchange import ClientLeft, Exchange, Receive, Scope, Send
+from gateway.api.idempotency import serve_once
+from gateway.api.problems import error_answer
+from gateway.errors import Draining, InvalidRequest, MethodNotAllowed, NotFound
+from gateway.pipeline import Gateway, Inbound, serve
+from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface
+
+log = structlog.get_logger()
+
+POST_SURFACES: dict[str, Surface] = {
+    "/v1/chat/completions": Surface.CHAT,
+    "/v1/completions": Surface.COMPLETIONS,
+    "/v1/responses": Surface.RESPONSES,
+    "/v1/embeddings": Surface.EMBEDDINGS,
+    "/v1/messages": Surface.MESSAGES,
+    "/v1/messages/count_tokens": Surface.COUNT_TOKENS,
+}
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+GetHandler = Callable[[Gateway, Exchange, str], Awaitable[None]]
+
+
+class HotApp:
+    """The ASGI callable under `/v1`."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        gateway = self._gateway
+        exchange = Exchange(scope, receive, send)
+        request_id = gateway.new_request_id()
+        surface = POST_SURFACES.get(exchange.path)
+        dialect = _dialect(surface, exchange)
+        received_at_s = gateway.clock()
+        gateway.metrics.in_flight.inc()
+        try:
+            await self._route(exchange, surface, request_id, received_at_s)
+        except ClientLeft:
+            pass
+        except asyncio.CancelledError:
+            exchange.gone.set()
+            raise
+        except Exception as error:
+            await _refuse(exchange, error, dialect, request_id)
+        finally:
+            await exchange.close()
+            gateway.metrics.in_flight.dec()
+            name = surface.value if surface is not None else "other"
+            overhead_s = gateway.overhead_s.pop(request_id, 0.0)
+            gateway.metrics.observe_request(
+                name, exchange.status or 499, gateway.clock() - received_at_s, overhead_s
+            )
+
+    async def _route(
+        self, exchange: Exchange, surface: Surface | None, request_id: str, received_at_s: float
+    ) -> None:
+        gateway = self._gateway
+        check_host(exchange.headers.get("host", ""), gateway.allowed_hosts)
+        exchange.refuse_ambiguous_framing()
+        if surface is None:
+            await self._get(exchange, request_id)
+            return
+        if exchange.method != "POST":
+            raise MethodNotAllowed(f"{exchange.path} takes POST, not {exchange.method}")
+        if gateway.is_draining:
+            raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
+        # Before the body is read: whoever has no key may not make us buffer megabytes.
+        caller = await gateway.authenticate(exchange.headers)
+        body = await exchange.read_body(gateway.policy().limits.body_bytes_max)
+        inbound = Inbound(
+            request_id=request_id,
+            surface=surface,
+            caller=caller,
+            headers=exchange.headers,
+            body=body,
+            client=exchange,
+            received_at_s=received_at_s,
+        )
+        key = exchange.headers.get("idempotency-key", "")
+        if surface is Surface.COUNT_TOKENS:
+            await count_tokens(gateway, exchange, inbound)
+        elif key:
+            if not _IDEMPOTENCY_KEY.fullmatch(key):
+                raise InvalidRequest("Idempotency-Key must be 1 to 255 printable characters")
+            await serve_once(gateway, exchange, inbound, key)
+        else:
+            await serve(gateway, inbound)
+
+    async def _get(self, exchange: Exchange, request_id: str) -> None:
+        path = exchange.path
+        handlers: tuple[tuple[str, GetHandler], ...] = (
+            ("/v1/models/", show_model),
+            ("/v1/requests/", show_request),
+        )
+        handler: GetHandler | None = list_models if path == "/v1/models" else None
+        rest = ""
+        for prefix, prefix_handler in handlers:
+            if path.startswith(prefix):
+                handler, rest = prefix_handler, path.removeprefix(prefix)
+        if handler is None:
+            raise NotFound(f"there is no {exchange.method} {path}; see the API reference for paths")
+        if exchange.method != "GET":
+            raise MethodNotAllowed(f"{path} takes GET, not {exchange.method}")
+        exchange.extra_headers.append((b"x-looprouter-request-id", request_id.encode()))
+        await handler(self._gateway, exchange, rest)
+
+
+def check_host(host: str, allowed: frozenset[str]) -> None:
+    """Refuse a malformed Host, or one that is not ours (a rebinding page in a browser)."""
+    if not _HOST.fullmatch(host):
+        raise InvalidRequest("the Host header is missing or malformed")
+    if allowed:
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if name.lower() not in allowed:
+            raise InvalidRequest(
+                f"this gateway does not answer for host {name!r}; "
+                "add it to LOOPROUTER_ALLOWED_HOSTS"
+            )
+
+
+def _dialect(surface: Surface | None, exchange: Exchange) -> Dialect:
+    if surface is not None:
+        return SURFACE_DIALECT[surface]
+    # /v1/models and unknown paths are shared: the Anthropic SDKs always send their version.
+    if "anthropic-version" in exchange.headers or exchange.path.startswith("/v1/messages"):
+        return Dialect.ANTHROPIC
+    return Dialect.OPENAI
+
+
+async def _refuse(
+    exchange: Exchange, error: Exception, dialect: Dialect, request_id: str
+) -> None:
+    status, headers, body, api_error = error_answer(error, dialect, request_id)
+    if exchange.gone.is_set():
+        return
+    if exchange.is_started:
+        # The relay has told the client in band; only the log still lacks it.
+        log.warning("failed after the answer began", request_id=request_id, error=api_error.message)
+        await exchange.finish()
+        return
+    if status >= 500:
+        log.warning("refused", request_id=request_id, status=status, error=api_error.message)
+    if not exchange.is_finished and status in (408, 413):
+        # The rest of the body is not read, so the connection cannot carry another request.
+        headers.append((b"connection", b"close"))
+    try:
+        await exchange.answer(status, headers, body)
+    except OSError:
+        exchange.gone.set()

@@ -1,0 +1,221 @@
+"""The life of a request, on one page: read this first.
+
+authenticate → parse → describe → admit → decide → relay (reserve, send, settle) → record
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.core import Caller, FleetView, Plan, RequestFacts
+from gateway.errors import ApiError, NoEligibleEndpoint, Overloaded, PermissionDenied
+from gateway.fleet.fleet import Fleet
+from gateway.keys.authenticate import Authenticator
+from gateway.keys.limits import Limits
+from gateway.ledger.ledger import Ledger
+from gateway.measure.metrics import Metrics
+from gateway.measure.recorder import Recorder, RequestRecord
+from gateway.policy.decide import decide
+from gateway.policy.explain import explain
+from gateway.policy.facts import describe
+from gateway.policy.load import Policy
+from gateway.relay.admission import Admission
+from gateway.relay.dispatch import ClientSink, Relay, RelayJob
+from gateway.settings import Settings
+from gateway.store.engine import Store
+from gateway.wire.limits_headers import rate_limit_headers
+from gateway.wire.pieces import SURFACE_DIALECT, Surface
+from gateway.wire.requests import ParsedRequest, parse_request
+
+EXPLAIN_HEADER_BYTES_MAX = 12_288
+OVERHEADS_MAX = 4_096
+
+
+class Client(ClientSink):
+    """What the pipeline needs of an edge: the relay's sink, whole answers and late headers."""
+
+    extra_headers: list[tuple[bytes, bytes]]
+
+    async def answer(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """One authenticated request as it came in, and the edge it answers through."""
+
+    request_id: str
+    surface: Surface
+    caller: Caller
+    headers: Mapping[str, str]
+    body: bytes
+    client: Client
+    received_at_s: float
+
+
+@dataclass(slots=True)
+class Gateway:
+    """Every long-lived object, built once in `app` and handed on."""
+
+    settings: Settings
+    store: Store
+    authenticator: Authenticator
+    limits: Limits
+    ledger: Ledger
+    fleet: Fleet
+    relay: Relay
+    admission: Admission
+    metrics: Metrics
+    recorder: Recorder
+    policy: Callable[[], Policy]
+    tenant_secret: Callable[[str], bytes]
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    new_request_id: Callable[[], str]
+    allowed_hosts: frozenset[str] = frozenset()
+    is_draining: bool = False
+    is_ready: bool = False
+    overhead_s: dict[str, float] = field(default_factory=dict)
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Caller:
+        return await self.authenticator.authenticate(headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    plan: Plan
+    view: FleetView
+
+
+async def serve(gateway: Gateway, inbound: Inbound) -> None:
+    """Answer one request through `inbound.client`. Raises ApiError while nothing was sent."""
+    policy = gateway.policy()
+    parsed = parse_request(inbound.surface, inbound.body)
+    facts = describe(
+        parsed,
+        inbound.caller,
+        inbound.headers,
+        request_id=inbound.request_id,
+        tenant_secret=gateway.tenant_secret(inbound.caller.tenant_id),
+        policy=policy,
+    )
+    refuse_out_of_scope(inbound.caller, facts)
+    record = RequestRecord.begin(facts, inbound.caller, gateway.wall_clock())
+    gateway.admission.enter(facts.lane)
+    try:
+        await _serve_admitted(gateway, inbound, policy, parsed, facts, record)
+    except ApiError as error:
+        record.refuse(error.status, error.code or error.type)
+        raise
+    finally:
+        gateway.admission.leave()
+        record.duration_s = gateway.clock() - inbound.received_at_s
+        gateway.recorder.record(record)
+
+
+async def _serve_admitted(
+    gateway: Gateway,
+    inbound: Inbound,
+    policy: Policy,
+    parsed: ParsedRequest,
+    facts: RequestFacts,
+    record: RequestRecord,
+) -> None:
+    client = inbound.client
+    ticket = await gateway.limits.admit(inbound.caller, facts.prompt_tokens)
+    try:
+        if ticket.state is not None:
+            dialect = SURFACE_DIALECT[facts.surface]
+            client.extra_headers.extend(
+                rate_limit_headers(dialect, ticket.state, now_unix_s=gateway.wall_clock())
+            )
+        decided = await decide_waiting(gateway, policy, facts)
+        record.decided(decided.plan, decided.view)
+        wish = inbound.headers.get("x-looprouter-explain", "")
+        if wish:
+            reasons = msgspec.json.encode(explain(decided.plan))
+            if wish.lower() in ("only", "dry-run"):
+                await client.answer(200, [(b"content-type", b"application/json")], reasons)
+                record.status = 200
+                return
+            client.extra_headers.append(
+                (b"x-looprouter-explain", reasons[:EXPLAIN_HEADER_BYTES_MAX])
+            )
+        overhead_s = gateway.clock() - inbound.received_at_s
+        remember_overhead(gateway, inbound.request_id, overhead_s)
+        record.overhead_s = overhead_s
+        client.extra_headers.append(
+            (b"x-looprouter-overhead-ms", f"{overhead_s * 1000:.2f}".encode())
+        )
+        job = RelayJob(
+            request_id=inbound.request_id,
+            surface=inbound.surface,
+            caller=inbound.caller,
+            facts=facts,
+            plan=decided.plan,
+            snapshot=decided.view.snapshot,
+            parsed=parsed,
+            policy=policy,
+            headers=inbound.headers,
+        )
+        result = await gateway.relay.run(job, client)
+        record.finished(result)
+        ticket.settle(result.tokens_total)
+        gateway.metrics.observe_attempts(result.outcomes)
+        gateway.metrics.observe_cost(
+            result.endpoint_id, result.cost_nanos, result.cost_nanos - result.billed_nanos
+        )
+    finally:
+        ticket.close()
+
+
+async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) -> Decided:
+    """Decide now; if only capacity stands in the way, wait briefly for a slot and decide again."""
+    waited_s = 0.0
+    while True:
+        view = gateway.fleet.view(facts, policy.candidates(facts))
+        seed = secrets.randbits(53)
+        try:
+            # Not cryptography: a seed that is stored, so that the decision can be repeated.
+            plan = decide(facts, view, policy, random.Random(seed), seed=seed)  # noqa: S311
+        except NoEligibleEndpoint as error:
+            if not error.is_capacity:
+                raise
+            try:
+                waited_s = await gateway.admission.wait_for_slot(facts.lane, waited_s, gateway.clock)
+            except Overloaded as overloaded:
+                overloaded.detail = error.detail
+                raise overloaded from error
+            continue
+        gateway.fleet.accrue_credit(facts)
+        if plan.explored:
+            gateway.fleet.spend_credit()
+        return Decided(plan=plan, view=view)
+
+
+def refuse_out_of_scope(caller: Caller, facts: RequestFacts) -> None:
+    """Raise PermissionDenied where the key's scopes do not cover the request."""
+    if caller.models:
+        denied = [model for model in facts.models if model not in caller.models]
+        if denied:
+            raise PermissionDenied(
+                f"this key may not use {', '.join(denied)}; it may use {', '.join(caller.models)}",
+                param="model",
+            )
+    if caller.routes and facts.surface.value not in caller.routes:
+        raise PermissionDenied(
+            f"this key may not use the {facts.surface.value} API; "
+            f"it may use {', '.join(caller.routes)}"
+        )
+
+
+def remember_overhead(gateway: Gateway, request_id: str, overhead_s: float) -> None:
+    """Hand the figure to the edge, which knows when the request ended; bounded."""
+    if len(gateway.overhead_s) < OVERHEADS_MAX:
+        gateway.overhead_s[request_id] = overhead_s
