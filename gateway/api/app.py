@@ -1,0 +1,45 @@
+"""The Litestar application: the hot mount, the site, and nothing else on the way of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Litestar, Request, Response, asgi
+from litestar.exceptions import HTTPException
+from litestar.types import Receive, Scope, Send
+
+from gateway.api.hot import HotApp
+from gateway.api.site import site_routes
+from gateway.pipeline import Gateway
+from gateway.wire.errors import error_body
+from gateway.wire.pieces import Dialect
+
+
+def build_litestar(gateway: Gateway) -> Litestar:
+    """Routes only: middleware (sessions, CSRF, logging) belongs to routers that need it."""
+    hot_app = HotApp(gateway)
+
+    @asgi("/v1", is_mount=True)
+    async def hot(scope: Scope, receive: Receive, send: Send) -> None:
+        await hot_app(scope, receive, send)  # type: ignore[arg-type]  # the same ASGI types, other aliases
+
+    return Litestar(
+        route_handlers=[hot, *site_routes(gateway)],
+        exception_handlers={HTTPException: _plain_refusal},
+        openapi_config=None,
+        debug=False,
+    )
+
+
+def _plain_refusal(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Unknown paths and wrong methods outside `/v1`, in the shape API clients understand."""
+    body = error_body(
+        Dialect.OPENAI,
+        status=error.status_code,
+        type="not_found_error" if error.status_code == 404 else "invalid_request_error",
+        message=f"{error.detail}; the API lives under /v1",
+        param=None,
+        code=None,
+        request_id="",
+    )
+    return Response(body, status_code=error.status_code, media_type="application/json")

@@ -1,0 +1,114 @@
+"""Everything that is not hot: health, metrics and the read-only status page, as Litestar routes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from litestar import MediaType, Request, Response, get
+from litestar.types import ControllerRouterHandler
+
+from gateway import __version__
+from gateway.api.hot import check_host
+from gateway.api.status import status_summary
+from gateway.errors import ApiError
+from gateway.pipeline import Gateway
+
+_HERE = Path(__file__).parent
+_STATIC_TYPES = {"status.css": "text/css", "status.js": "text/javascript"}
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
+    """The handlers, closed over the gateway."""
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+
+    @get("/healthz", media_type=MediaType.TEXT)
+    async def healthz() -> str:
+        return "ok\n"
+
+    @get("/readyz", media_type=MediaType.TEXT)
+    async def readyz() -> Response[str]:
+        if gateway.is_draining:
+            return Response("draining\n", status_code=503)
+        if not gateway.is_ready:
+            return Response("starting\n", status_code=503)
+        return Response("ready\n")
+
+    @get("/metrics")
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        refusal = refuse_stranger(request, gateway)
+        if refusal is not None:
+            return refusal
+        return Response(
+            gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @get("/")
+    async def status_page(request: Request[Any, Any, Any]) -> Response[bytes]:
+        refusal = refuse_stranger(request, gateway)
+        if refusal is not None:
+            return refusal
+        summary = await status_summary(gateway)
+        html = pages.get_template("status.html").render(status=summary, version=__version__)
+        return Response(html.encode(), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
+
+    @get("/status.json")
+    async def status_json(request: Request[Any, Any, Any]) -> Response[bytes]:
+        refusal = refuse_stranger(request, gateway)
+        if refusal is not None:
+            return refusal
+        body = msgspec.json.encode(await status_summary(gateway))
+        return Response(body, media_type="application/json", headers=_PAGE_HEADERS)
+
+    @get("/static/{name:str}")
+    async def static(name: str) -> Response[bytes]:
+        media_type = _STATIC_TYPES.get(name)
+        if media_type is None:
+            return Response(b"not found\n", status_code=404, media_type="text/plain")
+        body = (_HERE / "static" / name).read_bytes()
+        return Response(
+            body, media_type=media_type, headers={"x-content-type-options": "nosniff"}
+        )
+
+    return [healthz, readyz, metrics, status_page, status_json, static]
+
+
+def refuse_stranger(
+    request: Request[Any, Any, Any], gateway: Gateway
+) -> Response[bytes] | None:
+    """Spend and speed are the operator's: only this machine sees them, under one of its names.
+
+    A proxied request carries a forwarding header and is refused too, since its peer is the proxy.
+    """
+    try:
+        check_host(request.headers.get("host", ""), gateway.allowed_hosts)
+    except ApiError as error:
+        return Response(error.message.encode(), status_code=400, media_type="text/plain")
+    peer = request.client.host if request.client is not None else ""
+    forwarded = any(
+        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip")
+    )
+    is_local = peer in ("127.0.0.1", "::1") and not forwarded
+    if is_local or gateway.settings.status_is_public:
+        return None
+    return Response(
+        b"the status page and the metrics answer only to this machine; "
+        b"set LOOPROUTER_STATUS_PUBLIC=1 to open them\n",
+        status_code=403,
+        media_type="text/plain",
+    )

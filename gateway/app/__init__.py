@@ -1,0 +1,1 @@
+"""The composition root: builds every long-lived object and hands it on."""
