@@ -136,7 +136,9 @@ def _sqlite_url(parsed: URL, home: Path | None) -> URL:
     return parsed.set(drivername="sqlite+aiosqlite", database=str(path), query={})
 
 
-def make_engine(url: URL, *, pool_size: int = POOL_SIZE) -> AsyncEngine:
+def make_engine(
+    url: URL, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+) -> AsyncEngine:
     """An engine for a URL from `parse_url`; connects to nothing yet."""
     limits: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0}
     limits["pool_timeout"] = POOL_WAIT_S
@@ -147,7 +149,7 @@ def make_engine(url: URL, *, pool_size: int = POOL_SIZE) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
-    bare, arguments = _asyncpg_arguments(url)
+    bare, arguments = _asyncpg_arguments(url, statement_timeout_s)
     return create_async_engine(bare, pool_pre_ping=True, connect_args=arguments, **limits)
 
 
@@ -185,7 +187,7 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-def _asyncpg_arguments(url: URL) -> tuple[URL, dict[str, Any]]:
+def _asyncpg_arguments(url: URL, timeout_s: float) -> tuple[URL, dict[str, Any]]:
     query = {name: v if isinstance(v, str) else v[-1] for name, v in url.query.items()}
     settings = {name: query.pop(name) for name in _SERVER_SETTINGS & query.keys()}
     settings.setdefault("application_name", "looprouter")
@@ -195,7 +197,7 @@ def _asyncpg_arguments(url: URL) -> tuple[URL, dict[str, Any]]:
     arguments = {
         "server_settings": settings,
         "timeout": CONNECT_TIMEOUT_S,
-        "command_timeout": STATEMENT_TIMEOUT_S,
+        "command_timeout": timeout_s,
     }
     return url.set(query=query), arguments
 

@@ -1,0 +1,159 @@
+"""Brings a database to the schema of this version, or back; safe when several processes start."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from gateway.errors import SetupError
+from gateway.store.engine import BEGIN_OPTION, make_engine, parse_url
+
+LOCK_WAIT_S = 120
+STATEMENT_TIMEOUT_S = 3_600.0
+
+T = TypeVar("T")
+
+
+def script_location() -> Path:
+    """The migrations: inside the wheel as gateway/_migrations, in a checkout as migrations/."""
+    package = Path(__file__).resolve().parent.parent
+    for place in (package / "_migrations", package.parent / "migrations"):
+        if (place / "env.py").is_file():
+            return place
+    raise SetupError(
+        f"the database migrations are missing beside {package}; "
+        "install again: pip install --force-reinstall looprouter"
+    )
+
+
+async def upgrade(url: str, *, home: Path | None = None, revision: str = "head") -> str:
+    """Move the schema forward; returns the revision reached. Does nothing when it is there."""
+
+    def run(connection: Connection) -> str:
+        _refuse_unknown_revision(connection)
+        command.upgrade(_config(connection), revision)
+        return _current(connection) or ""
+
+    return await _with_connection(url, home, run)
+
+
+async def downgrade(url: str, revision: str, *, home: Path | None = None) -> str | None:
+    """Move the schema back to `revision` ("base" = empty); what newer tables hold is lost."""
+
+    def run(connection: Connection) -> str | None:
+        _refuse_unknown_revision(connection)
+        command.downgrade(_config(connection), revision)
+        return _current(connection)
+
+    return await _with_connection(url, home, run)
+
+
+async def current(url: str, *, home: Path | None = None) -> str | None:
+    """The revision a database is at; None when it is empty."""
+    return await _with_connection(url, home, _current)
+
+
+def head() -> str:
+    """The revision that this version of LoopRouter works with."""
+    found = ScriptDirectory(str(script_location())).get_current_head()
+    assert found is not None
+    return found
+
+
+async def _with_connection(url: str, home: Path | None, run: Callable[[Connection], T]) -> T:
+    engine = make_engine(
+        parse_url(url, home=home), pool_size=1, statement_timeout_s=STATEMENT_TIMEOUT_S
+    )
+    is_sqlite = engine.dialect.name == "sqlite"
+    try:
+        async with engine.connect() as connection:
+            if is_sqlite:
+                # A batch drops and renames tables, which must not cascade; checked again below.
+                await connection.execution_options(**{BEGIN_OPTION: ""})
+                await connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+                await connection.commit()
+                await connection.execution_options(**{BEGIN_OPTION: "BEGIN IMMEDIATE"})
+            async with connection.begin():
+                if not is_sqlite:
+                    await _take_turn(connection)
+                result = await connection.run_sync(run)
+                if is_sqlite:
+                    await _check_foreign_keys(connection)
+            return result
+    except CommandError as e:
+        raise SetupError(f"migration failed: {e}") from e
+    except DBAPIError as e:
+        raise SetupError(
+            f"migration failed, nothing was changed: {e.orig}; mend the cause and run: "
+            "looprouter db upgrade"
+        ) from e
+    finally:
+        await engine.dispose()
+
+
+async def _take_turn(connection: Any) -> None:
+    # One migrating process at a time for each schema; the lock ends with the transaction.
+    await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'"))
+    await connection.execute(
+        text(
+            "SELECT pg_advisory_xact_lock(hashtextextended("
+            "'looprouter migrate ' || coalesce(current_schema(), ''), 0))"
+        )
+    )
+
+
+async def _check_foreign_keys(connection: Any) -> None:
+    broken = (await connection.exec_driver_sql("PRAGMA foreign_key_check")).fetchall()
+    if broken:
+        raise SetupError(
+            f"migration would leave {len(broken)} rows without their parent "
+            f"(first in table {broken[0][0]}); nothing was changed"
+        )
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _refuse_unknown_revision(connection: Connection) -> None:
+    found = _current(connection)
+    known = {script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()}
+    if found is not None and found not in known:
+        raise SetupError(
+            f"the database is at revision {found!r}, which this version does not know: a newer "
+            "LoopRouter made it. Install that version, or restore the backup made before it"
+        )
+
+
+async def new_revision(url: str, message: str, *, revision: str) -> None:
+    """Write a migration for the difference between tables.py and the database at `url`."""
+
+    def run(connection: Connection) -> None:
+        command.revision(_config(connection), message, autogenerate=True, rev_id=revision)
+
+    await _with_connection(url, None, run)
+
+
+if __name__ == "__main__":
+    # For contributors: python -m gateway.store.migrate sqlite:////tmp/x.db 0002 "Add a column"
+    asyncio.run(upgrade(sys.argv[1]))
+    asyncio.run(new_revision(sys.argv[1], sys.argv[3], revision=sys.argv[2]))

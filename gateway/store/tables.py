@@ -1,0 +1,208 @@
+"""All tables but the ledger's: who may call, what was asked and decided, what must survive.
+
+Instants are unix seconds (UTC). JSON is kept as text, written and read by `gateway.store` only.
+Each table that belongs to a tenant has `tenant_id`, and each query on it is scoped by it.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from gateway.store import ledger_tables
+from gateway.store.metadata import metadata
+
+__all__ = [
+    "audit_events",
+    "changes",
+    "endpoint_state",
+    "idempotency",
+    "keys",
+    "ledger_tables",
+    "meta",
+    "metadata",
+    "policies",
+    "requests",
+    "snapshots",
+    "teams",
+    "tenants",
+]
+
+IDEMPOTENCY_STATES = ("in_flight", "done")
+# SQLite numbers rows by itself only for a column that is called INTEGER.
+_ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _text(name: str) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False, server_default="")
+
+
+def _count(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
+
+
+def _flag(name: str) -> sa.Column[bool]:
+    return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
+
+
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("created_at", sa.Double, nullable=False),
+)
+
+teams = sa.Table(
+    "teams",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.UniqueConstraint("tenant_id", "name"),
+    # So that a key can only name a team of its own tenant.
+    sa.UniqueConstraint("tenant_id", "id"),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),  # the public part, safe to log
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
+    sa.Column("team_id", sa.Text, nullable=False),
+    _text("name"),
+    sa.Column("secret_hash", sa.LargeBinary, nullable=False),  # HMAC-SHA-256, see gateway.keys
+    # After a rotation the secret before it still opens, until this instant.
+    sa.Column("previous_hash", sa.LargeBinary),
+    sa.Column("previous_expires_at", sa.Double),
+    _text("models"),  # JSON list of public model names; "" = all
+    _text("routes"),  # JSON list of surfaces; "" = all
+    sa.Column("requests_per_minute", sa.BigInteger),
+    sa.Column("tokens_per_minute", sa.BigInteger),
+    sa.Column("concurrency_max", sa.BigInteger),
+    _flag("no_explore"),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("rotated_at", sa.Double),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("revoked_at", sa.Double),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "team_id"], ["teams.tenant_id", "teams.id"], name="fk_keys_team_of_tenant"
+    ),
+    sa.Index("ix_keys_tenant_id", "tenant_id", "created_at", "id"),
+)
+
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column("team_id", sa.Text, nullable=False),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("surface", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),  # public name
+    sa.Column("lane", sa.Text, nullable=False),
+    _flag("stream"),
+    # What `decide` saw and said; with the snapshot it can be repeated exactly.
+    _text("facts"),  # RequestFacts
+    _text("policy_version"),
+    _text("route"),
+    _text("preference"),
+    _text("candidates"),  # list of Candidate
+    _text("live"),  # StoredView: the part of the FleetView that is not in the snapshot
+    _text("seed"),  # decimal; may have more than 63 bits
+    _text("snapshot_id"),
+    # What came of it.
+    _text("endpoint_id"),
+    _count("num_attempts"),
+    _count("status"),
+    _text("error"),
+    sa.Column("ttft_any_ms", sa.Double),
+    sa.Column("ttft_visible_ms", sa.Double),
+    sa.Column("duration_ms", sa.Double),
+    sa.Column("overhead_us", sa.Double),
+    _text("usage"),  # Usage; "" = none
+    _flag("is_estimated"),
+    _count("cost_nanos"),
+    _count("billed_nanos"),
+    # Keyset pages: newest first within a tenant, and within one of its keys.
+    sa.Index("ix_requests_tenant_id", "tenant_id", "created_at", "id"),
+    sa.Index("ix_requests_key_id", "tenant_id", "key_id", "created_at", "id"),
+    sa.Index("ix_requests_created_at", "created_at"),
+)
+
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),  # FleetSnapshot as JSON, deflated
+    sa.Index("ix_snapshots_at", "at"),
+)
+
+policies = sa.Table(
+    "policies",
+    metadata,
+    sa.Column("version", sa.Text, primary_key=True),  # hash of the text
+    sa.Column("text", sa.Text, nullable=False),  # verbatim, comments too
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("activated_at", sa.Double, nullable=False),
+    sa.Index("ix_policies_activated_at", "activated_at"),
+)
+
+idempotency = sa.Table(
+    "idempotency",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),  # what the client sent
+    sa.Column("claim_id", sa.Text, nullable=False),  # only who claimed it may finish it
+    sa.Column("holder_id", sa.Text, nullable=False),  # the process that works on it
+    sa.Column("request_hash", sa.LargeBinary, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    _count("status"),
+    _text("headers"),  # JSON list of pairs
+    sa.Column("body", sa.LargeBinary),  # NULL = not stored (a stream, or too long)
+    _text("usage"),  # Usage; what a stream has cost already
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double, nullable=False),  # of the claim, then of the answer
+    sa.CheckConstraint("state IN ('in_flight', 'done')", name="state_known"),
+    sa.Index("ix_idempotency_expires_at", "expires_at"),
+    sa.Index("ix_idempotency_holder_id", "holder_id", "state"),
+)
+
+endpoint_state = sa.Table(
+    "endpoint_state",
+    metadata,
+    sa.Column("state_key", sa.Text, primary_key=True),
+    sa.Column("state", sa.Text, nullable=False),  # JSON of the fleet's own
+    sa.Column("updated_at", sa.Double, nullable=False),
+)
+
+audit_events = sa.Table(
+    "audit_events",
+    metadata,
+    sa.Column("id", _ROW_NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("tenant_id", sa.Text, nullable=False),  # "" = the whole gateway
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),  # "cli", "gateway", a user
+    sa.Column("action", sa.Text, nullable=False),  # "key.create", "breaker.open"
+    sa.Column("subject", sa.Text, nullable=False),  # id of the thing acted on
+    _text("detail"),  # JSON, never a secret
+    sa.Index("ix_audit_events_tenant_id", "tenant_id", "id"),
+)
+
+# A counter a topic, moved in the transaction that changes something; see gateway.store.changes.
+changes = sa.Table(
+    "changes",
+    metadata,
+    sa.Column("topic", sa.Text, primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+)
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
