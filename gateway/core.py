@@ -70,6 +70,7 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     audio_output: int = 0
     image_input: int = 0
     request_nanos: int = 0  # a flat fee a request
+    free: tuple[str, ...] = ()  # buckets that cost nothing; any other 0 means "falls back"
 
     @property
     def is_priced(self) -> bool:
@@ -94,6 +95,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     quirks: frozenset[str] = frozenset()
     stores_data: bool | None = None
     zero_retention: bool | None = None
+    distillable: bool | None = None  # the model's terms allow training on its answers
     region: str = ""
     network: Network = Network.PUBLIC
     key_env: str = ""
@@ -138,6 +140,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     lane: Lane = Lane.INTERACTIVE
     tenant_id: str = ""
     key_id: str = ""
+    key_name: str = ""
+    team_id: str = ""
     text_bytes: int = 0  # bytes of prompt text
     num_images: int = 0
     prompt_tokens: int = 0  # estimate
@@ -177,6 +181,9 @@ class EndpointStats(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_byte_p99: float = 0.5
     num_samples: int = 0
     sample_age_s: float | None = None  # None = never measured
+    e2e_base_s: float | None = None  # whole answers: time = base + per token · tokens
+    e2e_s_per_token: float | None = None
+    e2e_n: float = 0.0
 
 
 class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,6 +196,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reopens_in_s: float = 0.0
     cached_tokens: int = 0  # expected for this request from the affinity record
     is_last_used: bool = False  # served this session or prefix last
+    is_home: bool = False  # rendezvous home of this prefix, within its bounded load
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,3 +299,7 @@ class AttemptOutcome(msgspec.Struct, kw_only=True):
     client_gone: bool = False
     was_refused: bool = False  # certain that the provider did no billable work
     protocol_faults: int = 0
+    num_choices: int = 1  # `n` of the request; parallel choices give no decode sample
+    num_images: int = 0
+    reading_paused_s: float = 0.0  # upstream left unread because the client was slow
+    is_cached_answer: bool = False  # replayed, not generated: no speed sample
