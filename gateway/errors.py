@@ -161,7 +161,11 @@ class Draining(ServiceError):
 
 
 class PolicyError(LoopRouterError):
-    """The policy file is wrong. The message names path and fix."""
+    """The policy file is wrong. The message names path and fix, one line a problem."""
+
+    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems or (message,)
 
 
 class SetupError(LoopRouterError):

@@ -1,0 +1,86 @@
+"""The price book: an endpoint's rows at an instant, in the order of truth, remembered by window.
+
+Order: the operator's price in the policy → genai-prices at the request's time → unpriced. A price
+that the provider reports in its answer comes later still and belongs to the ledger's settlement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from gateway.core import Endpoint, PriceRow
+from gateway.prices.listed import ListPrices, Window
+from gateway.prices.rows import UNPRICED, complete_row
+
+WINDOWS_MAX = 4_096  # remembered (endpoint, window) pairs; more forget the oldest
+RECHECK_S = 60.0  # an unknown model is looked up again at most once a minute
+
+# An own machine's measured price: (endpoint, Unix seconds) → rows, or () when not measured yet.
+_Key = TypeVar("_Key")
+LiveRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
+
+
+class PriceBook:
+    """Rows by endpoint and time. Cheap when warm: one dictionary look-up and one comparison."""
+
+    def __init__(self, *, unpriced_cap_picos: int = 0, live_rows: LiveRows | None = None) -> None:
+        self._listed: ListPrices | None = None
+        self._live_rows = live_rows
+        self._windows: dict[tuple[str, str], Window] = {}
+        self._past: dict[tuple[str, str, float], Window] = {}
+        self._unpriced = _unpriced(unpriced_cap_picos)
+
+    def set_unpriced_cap(self, picos_per_token: int) -> None:
+        """What a token without a known price is billed at (`unpriced: cap`); 0 = nothing."""
+        self._unpriced = _unpriced(picos_per_token)
+
+    def rows(self, endpoint: Endpoint, at_unix_s: float) -> tuple[PriceRow, ...]:
+        """Every tier and context step valid then. Never empty: at least one `unpriced` row."""
+        if self._live_rows is not None and endpoint.usd_per_hour_nanos is not None:
+            live = self._live_rows(endpoint, at_unix_s)
+            if live:
+                return live
+        if endpoint.prices:
+            return endpoint.prices
+        key = (endpoint.base_url, endpoint.model)
+        window = self._windows.get(key)
+        if window is None or not window.from_s <= at_unix_s < window.until_s:
+            window = self._find(key, at_unix_s, window)
+        return window.rows or self._unpriced
+
+    def _find(self, key: tuple[str, str], at_unix_s: float, newest: Window | None) -> Window:
+        if newest is not None and at_unix_s < newest.from_s:
+            # A question about the past (recomputing history) must not evict the present.
+            for (url, model, from_s), past in self._past.items():
+                if (url, model) == key and from_s <= at_unix_s < past.until_s:
+                    return past
+            window = self._compile(key, at_unix_s)
+            _remember(self._past, (*key, window.from_s), window)
+            return window
+        window = self._compile(key, at_unix_s)
+        _remember(self._windows, key, window)
+        return window
+
+    def _compile(self, key: tuple[str, str], at_unix_s: float) -> Window:
+        if self._listed is None:
+            self._listed = ListPrices()
+        window = self._listed.window(*key, at_unix_s)
+        return window or Window((), at_unix_s, at_unix_s + RECHECK_S)
+
+
+def _unpriced(cap_picos: int) -> tuple[PriceRow, ...]:
+    if not cap_picos:
+        return (UNPRICED,)
+    row = msgspec.structs.replace(
+        UNPRICED, price_id="policy:unpriced.cap", input=cap_picos, output=cap_picos
+    )
+    return (complete_row(row),)
+
+
+def _remember(windows: dict[_Key, Window], key: _Key, window: Window) -> None:
+    windows[key] = window
+    while len(windows) > WINDOWS_MAX:
+        del windows[next(iter(windows))]
