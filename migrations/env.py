@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy.sql.elements import False_
 
+from gateway.store.migrate import defaults_differ
 from gateway.store.tables import metadata
 
 
@@ -27,6 +28,6 @@ context.configure(
     transactional_ddl=True,
     render_item=render_item,
     compare_type=True,
-    compare_server_default=True,
+    compare_server_default=defaults_differ,
 )
 context.run_migrations()

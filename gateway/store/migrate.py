@@ -22,6 +22,8 @@ from gateway.store.engine import BEGIN_OPTION, make_engine, parse_url
 LOCK_WAIT_S = 120
 STATEMENT_TIMEOUT_S = 3_600.0
 
+FIRST_REVISION = "0001"
+
 T = TypeVar("T")
 
 
@@ -142,6 +144,16 @@ def _refuse_unknown_revision(connection: Connection) -> None:
             f"the database is at revision {found!r}, which this version does not know: a newer "
             "LoopRouter made it. Install that version, or restore the backup made before it"
         )
+
+
+def defaults_differ(
+    context: Any, _found: Any, _wanted: Any, found: str | None, _default: Any, wanted: str | None
+) -> bool | None:
+    """Alembic's comparison of defaults, which on SQLite takes '' for a change."""
+    if context.dialect.name != "sqlite":
+        return None  # as Alembic does
+    bare = [text_.strip("()'") if text_ is not None else None for text_ in (found, wanted)]
+    return bare[0] != bare[1]
 
 
 async def new_revision(url: str, message: str, *, revision: str) -> None:
