@@ -12,12 +12,12 @@ from typing import Any
 
 import structlog
 from sqlalchemy import Select, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.engine import BEGIN_OPTION, Store
 from gateway.store.tables import changes
+from gateway.store.upsert import insert_into
 
 KEYS = "keys"  # keys, budgets, teams: all that a Caller is made of
 POLICIES = "policies"
@@ -33,9 +33,10 @@ _log = structlog.get_logger(__name__)
 async def note_change(connection: AsyncConnection, topic: str) -> None:
     """Move the counter of `topic`; call it inside the transaction that changes something."""
     assert topic in TOPICS, topic
-    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(changes)
     await connection.execute(
-        insert.values(topic=topic, number=1).on_conflict_do_update(
+        insert_into(connection, changes)
+        .values(topic=topic, number=1)
+        .on_conflict_do_update(
             index_elements=[changes.c.topic], set_={"number": changes.c.number + 1}
         )
     )
