@@ -18,6 +18,7 @@ from gateway.api.idempotency import serve_once
 from gateway.api.problems import error_answer
 from gateway.errors import Draining, InvalidRequest, MethodNotAllowed, NotFound
 from gateway.pipeline import Gateway, Inbound, serve
+from gateway.store.idempotency import checked_key
 from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface
 
 log = structlog.get_logger()
@@ -31,7 +32,6 @@ POST_SURFACES: dict[str, Surface] = {
     "/v1/messages/count_tokens": Surface.COUNT_TOKENS,
 }
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
-_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 GetHandler = Callable[[Gateway, Exchange, str], Awaitable[None]]
 
@@ -100,9 +100,7 @@ class HotApp:
         if surface is Surface.COUNT_TOKENS:
             await count_tokens(gateway, exchange, inbound)
         elif key:
-            if not _IDEMPOTENCY_KEY.fullmatch(key):
-                raise InvalidRequest("Idempotency-Key must be 1 to 255 printable characters")
-            await serve_once(gateway, exchange, inbound, key)
+            await serve_once(gateway, exchange, inbound, checked_key(key))
         else:
             await serve(gateway, inbound)
 

@@ -1,0 +1,147 @@
+"""`Idempotency-Key`: a request sent again is answered from what the first one came to."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+
+import msgspec
+
+from gateway.api.exchange import Exchange, Headers
+from gateway.errors import ApiError
+from gateway.pipeline import Gateway, Inbound, serve
+from gateway.store.idempotency import BODY_BYTES_MAX, StoredAnswer, claim, drop, finish
+from gateway.wire.usage import Usage
+
+# Stored with the answer; ids and costs of the first request stay true for its replay.
+_KEPT_HEADERS = ("content-type", "x-looprouter-endpoint", "x-looprouter-cost")
+
+
+class CapturingClient:
+    """Passes everything to the exchange and keeps the body while it is short and not a stream."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.gone = exchange.gone
+        self.extra_headers = exchange.extra_headers
+        self.status = 0
+        self.headers: Headers = []
+        self.body: bytearray | None = bytearray()
+
+    @property
+    def is_started(self) -> bool:
+        return self._exchange.is_started
+
+    def _keep_head(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        if any(value.startswith(b"text/event-stream") for _, value in headers):
+            self.body = None
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._keep_head(status, headers)
+        await self._exchange.start(status, headers)
+
+    async def send(self, data: bytes) -> None:
+        if self.body is not None:
+            self.body += data
+            if len(self.body) > BODY_BYTES_MAX:
+                self.body = None
+        await self._exchange.send(data)
+
+    async def finish(self) -> None:
+        await self._exchange.finish()
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        self._keep_head(status, headers)
+        self.body = bytearray(body) if len(body) <= BODY_BYTES_MAX else None
+        await self._exchange.answer(status, headers, body)
+
+
+async def serve_once(gateway: Gateway, exchange: Exchange, inbound: Inbound, key: str) -> None:
+    """Serve, or replay. Raises Conflict while the first request runs, IdempotencyMismatch (422)."""
+    tenant_id = inbound.caller.tenant_id
+    digest = hashlib.sha256(inbound.surface.value.encode() + b"\0" + inbound.body).digest()
+    async with gateway.store.begin() as connection:
+        found = await claim(
+            connection,
+            tenant_id,
+            key,
+            request_hash=digest,
+            claim_id=inbound.request_id,
+            holder_id=gateway.ledger.holder_id,
+            now=await gateway.store.database_now(connection),
+        )
+    if isinstance(found, StoredAnswer):
+        await _replay(exchange, found)
+        return
+    client = CapturingClient(exchange)
+    try:
+        await serve(gateway, dataclasses.replace(inbound, client=client))
+    except ApiError as error:
+        if not exchange.is_started and error.status != 502:
+            # Refused before anything ran: the key may be used again once that is mended.
+            await asyncio.shield(_drop(gateway, tenant_id, key, inbound.request_id))
+        else:
+            await asyncio.shield(_finish(gateway, inbound, key, client, None))
+        raise
+    except BaseException:
+        await asyncio.shield(_finish(gateway, inbound, key, client, None))
+        raise
+    row = gateway.recorder.recent(inbound.request_id)
+    usage = row.usage if row is not None else None
+    await asyncio.shield(_finish(gateway, inbound, key, client, usage))
+
+
+async def _finish(
+    gateway: Gateway, inbound: Inbound, key: str, client: CapturingClient, usage: Usage | None
+) -> None:
+    kept = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in client.headers
+        if name.decode("latin-1").lower() in _KEPT_HEADERS
+    ]
+    answer = StoredAnswer(
+        status=client.status or 499,
+        headers=kept,
+        body=bytes(client.body) if client.body is not None and client.status else None,
+        usage=usage,
+    )
+    async with gateway.store.begin() as connection:
+        await finish(
+            connection,
+            inbound.caller.tenant_id,
+            key,
+            claim_id=inbound.request_id,
+            answer=answer,
+            now=await gateway.store.database_now(connection),
+        )
+
+
+async def _drop(gateway: Gateway, tenant_id: str, key: str, claim_id: str) -> None:
+    async with gateway.store.begin() as connection:
+        await drop(connection, tenant_id, key, claim_id=claim_id)
+
+
+async def _replay(exchange: Exchange, stored: StoredAnswer) -> None:
+    headers: Headers = [
+        (name.encode("latin-1"), value.encode("latin-1")) for name, value in stored.headers
+    ]
+    headers.append((b"x-looprouter-idempotent-replay", b"true"))
+    if stored.body is not None:
+        await exchange.answer(stored.status, headers, stored.body)
+        return
+    # A stream's text is not kept. Doing the work again is what the key is there to prevent.
+    headers = [(name, value) for name, value in headers if name != b"content-type"]
+    headers.append((b"content-type", b"application/json"))
+    body = {
+        "error": {
+            "message": "the request of this Idempotency-Key is done; its stream was not kept",
+            "type": "invalid_request_error",
+            "code": "idempotent_request_done",
+            "param": None,
+            "usage": msgspec.to_builtins(stored.usage) if stored.usage is not None else None,
+        }
+    }
+    headers.append((b"x-should-retry", b"false"))
+    await exchange.answer(409, headers, msgspec.json.encode(body))
