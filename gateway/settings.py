@@ -182,6 +182,9 @@ def _database_url(environ: Mapping[str, str], home: Path) -> str:
             f"{PREFIX}DATABASE_URL begins with {scheme[:40]!r}; use postgresql://user@host/name "
             "or sqlite:////absolute/path.db"
         )
+    relative = re.fullmatch(r"(sqlite(?:\+aiosqlite)?:///)([^/:].*)", url)
+    if relative:  # counts from home, whatever directory a command is started in
+        return f"{relative[1]}{home / relative[2]}"
     return url
 
 

@@ -39,18 +39,23 @@ def script_location() -> Path:
     )
 
 
-async def upgrade(url: str, *, home: Path | None = None, revision: str = "head") -> str:
-    """Move the schema forward; returns the revision reached. Does nothing when it is there."""
+def upgrade(url: str, *, home: Path | None = None, revision: str = "head") -> str:
+    """
+    Move the schema forward; returns the revision reached. Does nothing when it is there.
+
+    Like `downgrade` and `current` it runs an event loop of its own: from inside a loop call it
+    by `asyncio.to_thread`.
+    """
 
     def run(connection: Connection) -> str:
         _refuse_unknown_revision(connection)
         command.upgrade(_config(connection), revision)
         return _current(connection) or ""
 
-    return await _with_connection(url, home, run)
+    return asyncio.run(_with_connection(url, home, run))
 
 
-async def downgrade(url: str, revision: str, *, home: Path | None = None) -> str | None:
+def downgrade(url: str, revision: str, *, home: Path | None = None) -> str | None:
     """Move the schema back to `revision` ("base" = empty); what newer tables hold is lost."""
 
     def run(connection: Connection) -> str | None:
@@ -58,12 +63,12 @@ async def downgrade(url: str, revision: str, *, home: Path | None = None) -> str
         command.downgrade(_config(connection), revision)
         return _current(connection)
 
-    return await _with_connection(url, home, run)
+    return asyncio.run(_with_connection(url, home, run))
 
 
-async def current(url: str, *, home: Path | None = None) -> str | None:
+def current(url: str, *, home: Path | None = None) -> str | None:
     """The revision a database is at; None when it is empty."""
-    return await _with_connection(url, home, _current)
+    return asyncio.run(_with_connection(url, home, _current))
 
 
 def head() -> str:
@@ -156,16 +161,16 @@ def defaults_differ(
     return bare[0] != bare[1]
 
 
-async def new_revision(url: str, message: str, *, revision: str) -> None:
+def new_revision(url: str, message: str, *, revision: str) -> None:
     """Write a migration for the difference between tables.py and the database at `url`."""
 
     def run(connection: Connection) -> None:
         command.revision(_config(connection), message, autogenerate=True, rev_id=revision)
 
-    await _with_connection(url, None, run)
+    asyncio.run(_with_connection(url, None, run))
 
 
 if __name__ == "__main__":
-    # For contributors: python -m gateway.store.migrate sqlite:////tmp/x.db 0002 "Add a column"
-    asyncio.run(upgrade(sys.argv[1]))
-    asyncio.run(new_revision(sys.argv[1], sys.argv[3], revision=sys.argv[2]))
+    # For contributors: python -m gateway.store.migrate postgresql://…/scratch 0002 "Add a column"
+    upgrade(sys.argv[1])
+    new_revision(sys.argv[1], sys.argv[3], revision=sys.argv[2])

@@ -47,9 +47,9 @@ async def _inspect(url: str, look: object) -> object:
 
 @pytest.mark.anyio
 async def test_upgraded_schema_is_exactly_the_tables_of_the_code(url: str) -> None:
-    assert await migrate.current(url) is None
+    assert await asyncio.to_thread(migrate.current, url) is None
 
-    assert migrate.head() == await migrate.upgrade(url)
+    assert migrate.head() == await asyncio.to_thread(migrate.upgrade, url)
 
     assert await _inspect(url, _differences) == []
 
@@ -57,7 +57,7 @@ async def test_upgraded_schema_is_exactly_the_tables_of_the_code(url: str) -> No
 @pytest.mark.anyio
 async def test_check_constraints_of_the_code_exist_in_the_database(url: str) -> None:
     # Autogenerate does not compare check constraints, so they are compared here by name.
-    await migrate.upgrade(url)
+    await asyncio.to_thread(migrate.upgrade, url)
 
     def names(connection: Connection) -> set[str | None]:
         found = inspect(connection)
@@ -76,17 +76,17 @@ async def test_check_constraints_of_the_code_exist_in_the_database(url: str) -> 
 
 @pytest.mark.anyio
 async def test_downgrade_leaves_no_table_and_upgrade_works_again(url: str) -> None:
-    await migrate.upgrade(url)
+    await asyncio.to_thread(migrate.upgrade, url)
 
-    assert await migrate.downgrade(url, "base") is None
+    assert await asyncio.to_thread(migrate.downgrade, url, "base") is None
     assert await _inspect(url, lambda c: inspect(c).get_table_names()) == ["alembic_version"]
-    assert migrate.head() == await migrate.upgrade(url)
+    assert migrate.head() == await asyncio.to_thread(migrate.upgrade, url)
     assert await _inspect(url, _differences) == []
 
 
 @pytest.mark.anyio
 async def test_upgrade_of_a_current_database_keeps_its_rows(url: str) -> None:
-    await migrate.upgrade(url)
+    await asyncio.to_thread(migrate.upgrade, url)
     store = await open_store(url)
     async with store.begin() as connection:
         await connection.execute(
@@ -94,7 +94,7 @@ async def test_upgrade_of_a_current_database_keeps_its_rows(url: str) -> None:
         )
     await store.close()
 
-    await migrate.upgrade(url)
+    await asyncio.to_thread(migrate.upgrade, url)
 
     count = await _inspect(url, lambda c: c.execute(text("SELECT count(*) FROM tenants")).scalar())
     assert count == 1
@@ -102,7 +102,7 @@ async def test_upgrade_of_a_current_database_keeps_its_rows(url: str) -> None:
 
 @pytest.mark.anyio
 async def test_processes_that_start_together_migrate_once(url: str) -> None:
-    reached = await asyncio.gather(*(migrate.upgrade(url) for _ in range(4)))
+    reached = await asyncio.gather(*(asyncio.to_thread(migrate.upgrade, url) for _ in range(4)))
 
     assert [migrate.head()] * 4 == reached
     assert await _inspect(url, _differences) == []
@@ -110,15 +110,15 @@ async def test_processes_that_start_together_migrate_once(url: str) -> None:
 
 @pytest.mark.anyio
 async def test_database_of_a_newer_version_is_refused_and_untouched(url: str) -> None:
-    await migrate.upgrade(url)
+    await asyncio.to_thread(migrate.upgrade, url)
     store = await open_store(url)
     async with store.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     await store.close()
 
     with pytest.raises(SetupError, match="newer LoopRouter"):
-        await migrate.upgrade(url)
-    assert await migrate.current(url) == "9999"
+        await asyncio.to_thread(migrate.upgrade, url)
+    assert await asyncio.to_thread(migrate.current, url) == "9999"
 
 
 @pytest.mark.anyio
@@ -130,9 +130,9 @@ async def test_failed_migration_changes_nothing(url: str) -> None:
     await store.close()
 
     with pytest.raises(SetupError, match="nothing was changed"):
-        await migrate.upgrade(url)
+        await asyncio.to_thread(migrate.upgrade, url)
     assert await _inspect(url, lambda c: inspect(c).get_table_names()) == ["tenants"]
-    assert await migrate.current(url) is None
+    assert await asyncio.to_thread(migrate.current, url) is None
 
 
 def test_migrations_are_found_and_have_one_head() -> None:
