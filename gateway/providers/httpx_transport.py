@@ -93,7 +93,7 @@ class _BodyStream(httpx.AsyncByteStream):
 
 
 class HttpxTransport:
-    """One httpx client for each kind of network, so that pooled connections never cross the rule."""
+    """One httpx client for each kind of network: pooled connections never cross the rule."""
 
     def __init__(
         self,
@@ -216,9 +216,7 @@ class HttpxTransport:
             return self._failed(FailureClass.SERVER_ERROR, what, was_refused=False)
         return self._failed(FailureClass.CONNECT, what, was_refused=not is_complete)
 
-    def _failed(
-        self, failure: FailureClass, message: str, *, was_refused: bool
-    ) -> TransportError:
+    def _failed(self, failure: FailureClass, message: str, *, was_refused: bool) -> TransportError:
         by_failure = self._counters.by_failure
         by_failure[failure] = by_failure.get(failure, 0) + 1
         return TransportError(failure, message, was_refused=was_refused)
@@ -238,9 +236,7 @@ class _HttpxResponse:
         self._socket = stream
         self._decoder = decoder
         self.status = answer.status_code
-        self.headers: Headers = tuple(
-            (name.lower(), value) for name, value in answer.headers.raw
-        )
+        self.headers: Headers = tuple((name.lower(), value) for name, value in answer.headers.raw)
         self.headers_at_s = stream.read_at_s
         self.read_at_s = stream.read_at_s
 
@@ -258,9 +254,7 @@ class _HttpxResponse:
                 decoder.close()
         except (*_HTTPCORE_ERRORS, httpx.StreamError, DecodingError) as error:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise TransportError(
-                FailureClass.STREAM_BROKEN, what, was_refused=False
-            ) from error
+            raise TransportError(FailureClass.STREAM_BROKEN, what, was_refused=False) from error
 
     async def aclose(self) -> None:
         await self._answer.aclose()

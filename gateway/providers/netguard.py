@@ -73,9 +73,7 @@ _NEVER_BY_VERSION = {version: _compiled(_NEVER, version) for version in (4, 6)}
 _PRIVATE_BY_VERSION = {version: _compiled(_PRIVATE, version) for version in (4, 6)}
 
 # Letters, digits, hyphen, underscore (seen in container names) and dots; no trailing dot.
-_HOST_NAME = re.compile(
-    r"(?=.{1,253}\Z)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\Z"
-)
+_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\Z")
 _LOOKS_NUMERIC = re.compile(r"(0[xX][0-9a-fA-F]*|[0-9]+)\Z")
 _FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x20\x7f-\U0010ffff\\<>\"^`{}|]")
 

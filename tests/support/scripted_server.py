@@ -40,9 +40,10 @@ class Connection:
             return None
         lines = head.decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ", 2)
-        headers = [(name, value.strip()) for name, _, value in (
-            line.partition(":") for line in lines[1:] if line
-        )]
+        headers = [
+            (name, value.strip())
+            for name, _, value in (line.partition(":") for line in lines[1:] if line)
+        ]
         length = next((int(value) for key, value in headers if key.lower() == "content-length"), 0)
         body = await self.reader.readexactly(length)
         request = ReceivedRequest(method, target, headers, body)
