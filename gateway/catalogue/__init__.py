@@ -1,1 +1,1 @@
-
+"""What is publicly known of providers and models. Facts not known for sure are left unknown."""
