@@ -188,7 +188,9 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
             if not error.is_capacity:
                 raise
             try:
-                waited_s = await gateway.admission.wait_for_slot(facts.lane, waited_s, gateway.clock)
+                waited_s = await gateway.admission.wait_for_slot(
+                    facts.lane, waited_s, gateway.clock
+                )
             except Overloaded as overloaded:
                 overloaded.detail = error.detail
                 raise overloaded from error

@@ -53,9 +53,7 @@ class Exchange:
         """The whole body. Raises BodyTooLarge, RequestTimeout (drip) or ClientLeft."""
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > bytes_max:
-            raise BodyTooLarge(
-                f"the body has {declared} bytes; at most {bytes_max} are accepted"
-            )
+            raise BodyTooLarge(f"the body has {declared} bytes; at most {bytes_max} are accepted")
         loop = asyncio.get_running_loop()
         began_at_s = loop.time()
         chunks: list[bytes] = []

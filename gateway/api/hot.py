@@ -145,9 +145,7 @@ def _dialect(surface: Surface | None, exchange: Exchange) -> Dialect:
     return Dialect.OPENAI
 
 
-async def _refuse(
-    exchange: Exchange, error: Exception, dialect: Dialect, request_id: str
-) -> None:
+async def _refuse(exchange: Exchange, error: Exception, dialect: Dialect, request_id: str) -> None:
     status, headers, body, api_error = error_answer(error, dialect, request_id)
     if exchange.gone.is_set():
         return

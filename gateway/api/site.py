@@ -81,16 +81,12 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         if media_type is None:
             return Response(b"not found\n", status_code=404, media_type="text/plain")
         body = (_HERE / "static" / name).read_bytes()
-        return Response(
-            body, media_type=media_type, headers={"x-content-type-options": "nosniff"}
-        )
+        return Response(body, media_type=media_type, headers={"x-content-type-options": "nosniff"})
 
     return [healthz, readyz, metrics, status_page, status_json, static]
 
 
-def refuse_stranger(
-    request: Request[Any, Any, Any], gateway: Gateway
-) -> Response[bytes] | None:
+def refuse_stranger(request: Request[Any, Any, Any], gateway: Gateway) -> Response[bytes] | None:
     """Spend and speed are the operator's: only this machine sees them, under one of its names.
 
     A proxied request carries a forwarding header and is refused too, since its peer is the proxy.

@@ -1,4 +1,4 @@
-"""Where the policy comes from: a watched file or the store; a bad change never replaces a good one."""
+"""Where the policy comes from: a watched file or the store. A bad one never replaces a good one."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def print_table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> None
         )
 
 
-def parse_since(text: str | None, *, now: datetime.datetime | None = None) -> datetime.datetime | None:
+def parse_since(
+    text: str | None, *, now: datetime.datetime | None = None
+) -> datetime.datetime | None:
     """`24h`, `7d`, `30m` ago, or an ISO date. Raises click.BadParameter on anything else."""
     if text is None:
         return None

@@ -30,9 +30,7 @@ def redact(text: str) -> str:
     return _SECRET.sub(replace, text[:VALUE_CHARS_MAX])
 
 
-def _redact_event(
-    _logger: Any, _method: str, event: MutableMapping[str, Any]
-) -> Mapping[str, Any]:
+def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = redact(value)

@@ -78,7 +78,9 @@ class Metrics:
             registry=registry,
         )
 
-    def observe_request(self, surface: str, status: int, duration_s: float, overhead_s: float) -> None:
+    def observe_request(
+        self, surface: str, status: int, duration_s: float, overhead_s: float
+    ) -> None:
         self.requests.labels(surface, f"{status // 100}xx").inc()
         self.request_seconds.labels(surface).observe(duration_s)
         self.overhead_seconds.observe(overhead_s)

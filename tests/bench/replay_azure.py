@@ -119,37 +119,87 @@ def profiles(length_s: float) -> tuple[ProviderProfile, ...]:
     base = ProviderProfile(name="x", model="replay-model", tokens_per_event=4)
     mid = length_s * 0.4
     return (
-        changed(base, {"name": "fast", "seed": 11, "ttft_base_s": 0.2, "tokens_per_s": 170.0,
-                       "drift_sigma": 0.25, "drift_period_s": 120.0,
-                       "price": priced(1.0, 3.0)}),
-        changed(base, {"name": "dies", "seed": 12, "ttft_base_s": 0.15, "tokens_per_s": 190.0,
-                       "price": priced(0.9, 2.8),
-                       "faults": [Fault(mode=FaultMode.DEAD, starts_s=mid)]}),
-        changed(base, {"name": "limited", "seed": 13, "ttft_base_s": 0.1, "tokens_per_s": 220.0,
-                       "requests_per_minute": 240, "requests_burst": 8,
-                       "price": priced(0.8, 2.0)}),
-        changed(base, {"name": "flaky", "seed": 14, "ttft_base_s": 0.3, "tokens_per_s": 130.0,
-                       "drift_sigma": 0.35, "drift_period_s": 60.0,
-                       "price": priced(0.4, 1.2),
-                       "faults": [
-                           Fault(mode=FaultMode.ERROR, status=503, share=0.05),
-                           Fault(mode=FaultMode.HTML_200, share=0.01),
-                           Fault(mode=FaultMode.CUT_MID_STREAM, share=0.01, after_tokens=24),
-                       ]}),
-        changed(base, {"name": "slow", "seed": 15, "ttft_base_s": 0.6, "tokens_per_s": 60.0,
-                       "drift_sigma": 0.1, "price": priced(0.1, 0.3)}),
+        changed(
+            base,
+            {
+                "name": "fast",
+                "seed": 11,
+                "ttft_base_s": 0.2,
+                "tokens_per_s": 170.0,
+                "drift_sigma": 0.25,
+                "drift_period_s": 120.0,
+                "price": priced(1.0, 3.0),
+            },
+        ),
+        changed(
+            base,
+            {
+                "name": "dies",
+                "seed": 12,
+                "ttft_base_s": 0.15,
+                "tokens_per_s": 190.0,
+                "price": priced(0.9, 2.8),
+                "faults": [Fault(mode=FaultMode.DEAD, starts_s=mid)],
+            },
+        ),
+        changed(
+            base,
+            {
+                "name": "limited",
+                "seed": 13,
+                "ttft_base_s": 0.1,
+                "tokens_per_s": 220.0,
+                "requests_per_minute": 240,
+                "requests_burst": 8,
+                "price": priced(0.8, 2.0),
+            },
+        ),
+        changed(
+            base,
+            {
+                "name": "flaky",
+                "seed": 14,
+                "ttft_base_s": 0.3,
+                "tokens_per_s": 130.0,
+                "drift_sigma": 0.35,
+                "drift_period_s": 60.0,
+                "price": priced(0.4, 1.2),
+                "faults": [
+                    Fault(mode=FaultMode.ERROR, status=503, share=0.05),
+                    Fault(mode=FaultMode.HTML_200, share=0.01),
+                    Fault(mode=FaultMode.CUT_MID_STREAM, share=0.01, after_tokens=24),
+                ],
+            },
+        ),
+        changed(
+            base,
+            {
+                "name": "slow",
+                "seed": 15,
+                "ttft_base_s": 0.6,
+                "tokens_per_s": 60.0,
+                "drift_sigma": 0.1,
+                "price": priced(0.1, 0.3),
+            },
+        ),
     )
 
 
-async def send_one(gateway: RunningGateway, arrival: Arrival, number: int, began_s: float) -> Result:
+async def send_one(
+    gateway: RunningGateway, arrival: Arrival, number: int, began_s: float
+) -> Result:
     """One streaming request over a connection of its own."""
     words = f"request {number} " + FILLER * (arrival.prompt_tokens * 4 // len(FILLER) + 1)
     text = f"{words[: arrival.prompt_tokens * 4]} [[sim tokens={arrival.output_tokens}]]"
-    body = json.dumps({
-        "model": "chat", "stream": True, "stream_options": {"include_usage": True},
-        "max_tokens": arrival.output_tokens,
-        "messages": [{"role": "user", "content": text}],
-    }).encode()
+    body = json.dumps(
+        {
+            "model": "chat",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": arrival.output_tokens,
+            "messages": [{"role": "user", "content": text}],
+        }
+    ).encode()
     sent_s = time.monotonic()
     result = Result(at_s=sent_s - began_s)
     try:
@@ -157,8 +207,12 @@ async def send_one(gateway: RunningGateway, arrival: Arrival, number: int, began
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=2**20)
             writer.write(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
-                b"content-type: application/json\r\nauthorization: Bearer " + gateway.key.encode()
-                + b"\r\ncontent-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+                b"content-type: application/json\r\nauthorization: Bearer "
+                + gateway.key.encode()
+                + b"\r\ncontent-length: "
+                + str(len(body)).encode()
+                + b"\r\n\r\n"
+                + body
             )
             head = await reader.readuntil(b"\r\n\r\n")
             result.status = int(head[9:12])
@@ -181,10 +235,13 @@ async def read_stream(reader: asyncio.StreamReader, result: Result, sent_s: floa
             elif line.startswith(b'data: {"error"') or b'"error":{' in line:
                 result.has_error = True
                 result.note = line[:200].decode(errors="replace")
-            elif result.ttft_s is None and line.startswith(b"data: ") and b'"content":"' in line:
-                if b'"content":""' not in line:
-                    result.ttft_s = time.monotonic() - sent_s
-                    result.characters += len(line)
+            elif result.ttft_s is None and line.startswith(b"data: ") and is_visible(line):
+                result.ttft_s = time.monotonic() - sent_s
+                result.characters += len(line)
+
+
+def is_visible(line: bytes) -> bool:
+    return b'"content":"' in line and b'"content":""' not in line
 
 
 async def replay(gateway: RunningGateway, arrivals: list[Arrival]) -> list[Result]:
@@ -202,9 +259,9 @@ async def replay(gateway: RunningGateway, arrivals: list[Arrival]) -> list[Resul
     return list(results)
 
 
-def start_providers(found: tuple[ProviderProfile, ...], folder: Path) -> tuple[
-    subprocess.Popen[bytes], dict[str, int]
-]:
+def start_providers(
+    found: tuple[ProviderProfile, ...], folder: Path
+) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
     """One process for all simulated providers, so that they do not share the gateway's core."""
     import msgspec
 
@@ -252,13 +309,15 @@ def first_attempts(home: Path, began_unix_s: float) -> dict[str, list[tuple[floa
 def compare_money(
     gateway: RunningGateway, ports: dict[str, int]
 ) -> tuple[list[tuple[str, int, int, int]], list[str]]:
-    """Per provider: lines and nanos of its invoice, nanos of our ledger; and what does not balance."""
+    """Per provider: invoice lines and nanos, nanos of our ledger; and what does not balance."""
     import sqlite3
 
     verify = subprocess.run(
         [sys.executable, "-m", "gateway", "ledger", "verify"],
         env={**__import__("os").environ, "LOOPROUTER_HOME": str(gateway.home)},
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     problems = [] if verify.returncode == 0 else [verify.stdout + verify.stderr]
     with sqlite3.connect(gateway.home / "looprouter.db") as connection:
@@ -306,13 +365,22 @@ def print_report(
     print(f"| streams complete | {len(complete) / len(results):.4%} | |")
     print(f"| TTFT p50 / p95 | {quantile(ttfts, 0.5):.2f} / {quantile(ttfts, 0.95):.2f} s | |")
     durations = [r.duration_s for r in complete]
-    print(f"| completion p50 / p95 | {quantile(durations, 0.5):.2f} / "
-          f"{quantile(durations, 0.95):.2f} s | |")
-    print(f"| attempts a request | {sum(map(len, attempts.values())) / max(1, len(attempts)):.3f} | |")
-    print(f"| dead endpoint's share of first attempts, from onset + 30 s | {dead_share:.2%} "
-          f"({late['dies/replay-model']} of {sum(late.values())}) | < 5 % |")
+    print(
+        f"| completion p50 / p95 | {quantile(durations, 0.5):.2f} / "
+        f"{quantile(durations, 0.95):.2f} s | |"
+    )
+    print(
+        f"| attempts a request | {sum(map(len, attempts.values())) / max(1, len(attempts)):.3f} | |"
+    )
+    print(
+        f"| dead endpoint's share of first attempts, from onset + 30 s | {dead_share:.2%} "
+        f"({late['dies/replay-model']} of {sum(late.values())}) | < 5 % |"
+    )
     print(f"| ledger against invoices | {imbalance} nano-dollars apart | 0 |")
-    print("\n| provider | first attempts | invoice lines | invoice $ | ledger $ |\n|---|---|---|---|---|")
+    print(
+        "\n| provider | first attempts | invoice lines | invoice $ | ledger $ |"
+        "\n|---|---|---|---|---|"
+    )
     shares = Counter(e.split("/")[0] for _, e in firsts)
     for name, lines, invoice, ledger in rows:
         print(f"| {name} | {shares[name]} | {lines} | {invoice / 1e9:.6f} | {ledger / 1e9:.6f} |")
@@ -333,8 +401,12 @@ def main() -> int:
     options = parser.parse_args()
     length_s = options.minutes * 60 / options.speed
     if options.trace.is_file():
-        arrivals = read_trace(options.trace, start_minute=options.start_minute,
-                              minutes=options.minutes, speed=options.speed)
+        arrivals = read_trace(
+            options.trace,
+            start_minute=options.start_minute,
+            minutes=options.minutes,
+            speed=options.speed,
+        )
     else:
         print(f"{options.trace} is not here: a synthetic trace is used", file=sys.stderr)
         arrivals = synthetic_trace(minutes=options.minutes, speed=options.speed)

@@ -47,7 +47,12 @@ def cli_environ(home: Path, environ: Mapping[str, str] | None = None) -> dict[st
         for name, value in os.environ.items()
         if not name.startswith("LOOPROUTER_") and not name.endswith("_API_KEY")
     }
-    return {**kept, "LOOPROUTER_HOME": str(home), "LOOPROUTER_LOG_FORMAT": "json", **(environ or {})}
+    return {
+        **kept,
+        "LOOPROUTER_HOME": str(home),
+        "LOOPROUTER_LOG_FORMAT": "json",
+        **(environ or {}),
+    }
 
 
 @dataclass(slots=True)
@@ -107,8 +112,17 @@ def start_gateway(
     log_path = home / "gateway.log"
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "--policy", str(policy_path),
-             "--port", str(port), *arguments],
+            [
+                sys.executable,
+                "-m",
+                "gateway",
+                "serve",
+                "--policy",
+                str(policy_path),
+                "--port",
+                str(port),
+                *arguments,
+            ],
             env=cli_environ(home, environ),
             stdout=log,
             stderr=subprocess.STDOUT,

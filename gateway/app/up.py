@@ -1,0 +1,169 @@
+"""`looprouter up`: choose a policy, start simulated providers if needed, reuse key and data, serve."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.app.policy_source import read_policy_file
+from gateway.catalogue import ProviderDefaults, default_policy, detect_providers
+from gateway.core import NANOS_PER_DOLLAR
+from gateway.errors import SetupError
+from gateway.keys.service import create_key
+from gateway.keys.virtual_key import is_well_formed
+from gateway.settings import Settings
+from gateway.simulator.demo import demo_policy_yaml, demo_profiles
+from gateway.store.engine import Store
+
+FIRST_BUDGET_NANOS = 5 * NANOS_PER_DOLLAR
+KEY_FILE = "first-key"
+POLICY_FILE = "policy.yaml"
+DEMO_POLICY_FILE = "demo-policy.yaml"
+SIMULATOR_START_S = 20.0
+# Fixed where free, so that what was learned of an endpoint is found again on the next run.
+SIMULATOR_PORT_FIRST = 18_101
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `up` will serve."""
+
+    policy_path: Path
+    is_demo: bool
+
+
+def choose_policy(
+    settings: Settings,
+    *,
+    policy: Path | None,
+    demo: bool,
+    yes: bool,
+    ask: Callable[[str], bool] | None,
+    say: Callable[[str], None],
+) -> Choice:
+    """A given file, else one made of the provider keys found (after asking), else the demo.
+
+    `ask` is None without a terminal: then found keys are not used unless `yes`.
+    """
+    if policy is not None:
+        return Choice(policy, is_demo=False)
+    if demo:
+        return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
+    found = detect_providers(settings.environ)
+    if not found:
+        return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
+    say("Provider keys found in the environment:")
+    for provider in found:
+        say(f"  {provider.name:<14} {provider.key_env}")
+    if not (yes or (ask is not None and ask("Use them? Requests will be billed to them"))):
+        say("They are not used (--yes uses them). Starting with simulated providers instead.")
+        return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
+    return Choice(_own_policy(settings, found, say), is_demo=False)
+
+
+def _own_policy(
+    settings: Settings, found: Sequence[ProviderDefaults], say: Callable[[str], None]
+) -> Path:
+    path = settings.home / POLICY_FILE
+    if path.exists():
+        say(f"Using your policy {path}")
+        return path
+    path.write_text(default_policy(found))
+    say(f"Wrote a first policy to {path}; edit it, changes take effect at once")
+    return path
+
+
+class SimulatedProviders:
+    """The demo's providers in one process of their own, ended with ours."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ports: Mapping[str, int]) -> None:
+        self.ports = ports
+        self._process = process
+
+    @classmethod
+    def start(cls, free_port: Callable[[int], int]) -> SimulatedProviders:
+        profiles = demo_profiles()
+        ports: dict[str, int] = {}
+        after = SIMULATOR_PORT_FIRST
+        for profile in profiles:
+            ports[profile.name] = free_port(after)
+            after = ports[profile.name] + 1
+        command = [sys.executable, "-m", "gateway.simulator"]
+        for profile in profiles:
+            short = profile.name.removeprefix("simulated-")
+            command += ["--profile", short, "--port", str(ports[profile.name])]
+        # A session of its own: Ctrl-C reaches us first, and we stop it after the drain.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        running = cls(process, ports)
+        running._wait(len(profiles))
+        return running
+
+    def _wait(self, num_lines: int) -> None:
+        assert self._process.stdout is not None
+
+        deadline_s = time.monotonic() + SIMULATOR_START_S
+        for _ in range(num_lines):
+            line = self._process.stdout.readline()
+            if not line or time.monotonic() > deadline_s:
+                self.stop()
+                raise SetupError("the simulated providers did not start; see the lines above")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+def write_demo_policy(path: Path, ports: Mapping[str, int]) -> None:
+    """Written anew at each start: the ports may differ."""
+    path.write_text(demo_policy_yaml(ports))
+
+
+async def first_key(settings: Settings, store: Store, *, now_unix_s: float) -> tuple[str, bool]:
+    """The key of the run before, or a new one with a $5 budget; and whether it is new.
+
+    The key is kept in a file that only its owner can read, because `up` prints it on every start.
+    """
+    path = settings.home / KEY_FILE
+    if path.exists():
+        kept = read_policy_file(path).decode("ascii", errors="replace").strip()
+        if is_well_formed(kept):
+            return kept, False
+    minted = await create_key(
+        store,
+        settings.pepper(),
+        name="first key of looprouter up",
+        budget_nanos=FIRST_BUDGET_NANOS,
+        budget_period="total",
+        now=now_unix_s,
+    )
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as handle:
+        handle.write(minted.key + "\n")
+    return minted.key, True
+
+
+def greeting(*, base_url: str, key: str, is_new: bool, is_demo: bool, model: str) -> str:
+    """What a newcomer needs: the page, the key, a line that works."""
+    budget = "a new key with a $5 budget" if is_new else "the key of your last run"
+    labels = "  (simulated providers: no real model, no real money)" if is_demo else ""
+    body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
+    return (
+        f"\nLoopRouter is ready{labels}\n\n"
+        f"  status page  {base_url}/\n"
+        f"  API key      {key}   ({budget})\n"
+        f"  OpenAI base  {base_url}/v1\n\n"
+        "Try it:\n\n"
+        f"curl -N {base_url}/v1/chat/completions \\\n"
+        f"  -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\\n"
+        f"  -d '{body}'\n\n"
+        "Stop with Ctrl-C.\n"
+    )
