@@ -108,6 +108,7 @@ class RateLimited(RequestError):
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+    limit_state: object | None = None  # a wire RateLimitState: what the headers say
 
 
 class BudgetExhausted(RequestError):
