@@ -8,6 +8,17 @@ from gateway.simulator.profile import Fault, FaultMode, ProviderProfile, Simulat
 
 DEMO_MODEL = "simulated-chat"
 DEMO_SEED = 7
+CAPABILITIES = (
+    "text",
+    "tools",
+    "parallel_tool_calls",
+    "json_object",
+    "json_schema",
+    "vision",
+    "reasoning",
+    "logprobs",
+    "n",
+)
 PICOS_PER_DOLLAR_PER_MILLION = 1_000_000
 
 _OUTAGES = 60
@@ -100,7 +111,11 @@ def _endpoint_yaml(profile: ProviderProfile) -> str:
     return (
         f"    - provider: {profile.name}\n"
         f"      model: {profile.model}\n"
+        f"      canonical: {profile.model}\n"
         f"      price: {{{amounts}}}\n"
+        f"      context: {profile.context_tokens_max}\n"
+        f"      max_output: {profile.output_tokens_max}\n"
+        f"      capabilities: [{', '.join(CAPABILITIES)}]\n"
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from gateway.core import Network
+from gateway.policy.load import load_policy
 from gateway.simulator.demo import demo_policy_yaml, demo_profiles, dollars_per_million
 from gateway.simulator.profile import FaultMode
 
@@ -41,6 +43,21 @@ def test_policy_marks_providers_simulated_private_and_priced() -> None:
     for profile, endpoint in zip(demo_profiles(), policy["models"]["chat"], strict=True):
         picos = {name: round(value * 1_000_000) for name, value in endpoint["price"].items()}
         assert picos == {name: getattr(profile.price, name) for name in picos}
+
+
+def test_policy_loads_into_priced_simulated_endpoints() -> None:
+    policy = load_policy(demo_policy_yaml(PORTS).encode(), environ={})
+
+    assert len(policy.models["chat"]) == 3
+    for profile in demo_profiles():
+        endpoint = policy.endpoints[f"{profile.name}/{profile.model}"]
+        assert endpoint.is_simulated
+        assert endpoint.network is Network.PRIVATE
+        assert endpoint.context_tokens_max == profile.context_tokens_max
+        assert (endpoint.prices[0].input, endpoint.prices[0].output) == (
+            profile.price.input,
+            profile.price.output,
+        )
 
 
 @pytest.mark.parametrize(
