@@ -1,1 +1,1 @@
-
+"""What is known of every endpoint at this moment, learned from the requests themselves."""

@@ -1,1 +1,1 @@
-"""Pure statistics. A leaf: imports numpy and nothing of ours; clock and randomness are arguments."""
+"""Pure statistics: imports numpy and nothing of ours; clock and randomness are arguments."""

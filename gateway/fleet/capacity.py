@@ -1,0 +1,159 @@
+"""How many requests one endpoint carries at once, learned from push-back and from its TTFT."""
+
+from __future__ import annotations
+
+import math
+
+CAPACITY_START = 64.0
+CAPACITY_MIN = 1.0
+CAPACITY_MAX = 1024.0
+SLOW_START = 2.0  # an endpoint back from an open breaker
+GROWTH = 4.0  # growth a success is GROWTH / limit …
+GROWTH_USE_MIN = 0.5  # … when at least so much of the limit is in use
+CUT = 0.9
+COOL_DOWN_FIRST_S = 1.0  # a 429 that names no time; doubles while they go on
+COOL_DOWN_MAX_S = 30.0
+RETRY_AFTER_MAX_S = 600.0
+TTFT_HALF_LIFE_S = 120.0
+TTFT_SAMPLES_MIN = 16.0
+TTFT_SAMPLES_PER_CUT = 8
+TTFT_RISE_MAX = math.log(1.5)  # over what it takes when hardly loaded
+SLOPE_SIGMAS = 2.0
+QUEUE_FULL = 5.0  # waiting requests that mean full (roofline, reliability A.2)
+CACHE_FULL = 0.8  # KV cache use that means full
+TELEMETRY_STALE_S = 2.0  # then the endpoint counts as full
+TELEMETRY_GONE_S = 60.0  # then it is one that sends none
+
+
+class Capacity:
+    """
+    The learned limit L of one endpoint (reliability A.2, B.4; design 5).
+
+    Additive increase while it is used, ×0.9 on 429 (once per round of requests, as in TCP), and
+    ×0.9 when a decayed regression shows the TTFT residual rising with in-flight by half or more.
+    A Retry-After closes the endpoint until then; that is no failure.
+    """
+
+    __slots__ = (
+        "_cooling_until_s", "_cut_at_s", "_in_row", "_since_cut", "_slope", "_telemetry", "limit",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.limit = CAPACITY_START
+        self._cut_at_s = -math.inf
+        self._in_row = 0
+        self._cooling_until_s = -math.inf
+        self._since_cut = 0
+        self._slope = LoadSlope()
+        self._telemetry: tuple[float, float] | None = None  # (load, at)
+
+    def succeeded(self, in_flight: int, ttft_residual: float | None, now_s: float) -> None:
+        """`in_flight` counts the request that just ended."""
+        self._in_row = 0
+        if ttft_residual is not None and self._is_congested(in_flight, ttft_residual, now_s):
+            return
+        if in_flight >= GROWTH_USE_MIN * self.limit:
+            self.limit = min(CAPACITY_MAX, self.limit + GROWTH / self.limit)
+
+    def _is_congested(self, in_flight: int, residual: float, now_s: float) -> bool:
+        self._slope.add(in_flight, residual, now_s)
+        self._since_cut += 1
+        if self._slope.rise(in_flight) <= TTFT_RISE_MAX:
+            return False
+        if self._since_cut >= TTFT_SAMPLES_PER_CUT:
+            self._since_cut = 0
+            self._cut(in_flight, now_s)
+        return True
+
+    def pushed_back(
+        self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
+    ) -> None:
+        """A 429 or an overload answer."""
+        if dispatched_at_s >= self._cut_at_s:
+            self._cut(in_flight, now_s)
+        # Refusals of one round come together; only a new round lengthens the wait.
+        if retry_after_s is None:
+            if now_s < self._cooling_until_s:
+                return
+            retry_after_s = min(COOL_DOWN_MAX_S, COOL_DOWN_FIRST_S * 2.0 ** min(self._in_row, 16))
+            self._in_row += 1
+        until_s = now_s + min(RETRY_AFTER_MAX_S, max(0.0, retry_after_s))
+        self._cooling_until_s = max(self._cooling_until_s, until_s)
+
+    def _cut(self, in_flight: int, now_s: float) -> None:
+        # The push-back came at this load, whatever the limit was before anything was learned.
+        self.limit = max(CAPACITY_MIN, CUT * min(self.limit, max(float(in_flight), SLOW_START)))
+        self._cut_at_s = now_s
+
+    def restart(self) -> None:
+        """The breaker closed again: go gently."""
+        self.limit = min(self.limit, SLOW_START)
+
+    def load(self, limit: float) -> None:
+        """Take over what was learned before a restart."""
+        self.limit = min(CAPACITY_MAX, max(CAPACITY_MIN, limit))
+
+    def cooling_s(self, now_s: float) -> float:
+        """Seconds until the endpoint asked to be called again."""
+        return max(0.0, self._cooling_until_s - now_s)
+
+    def report(self, queue: float, cache_use: float, now_s: float) -> None:
+        """The endpoint's own account of its load: requests waiting, share of KV cache in use."""
+        self._telemetry = (max(queue / QUEUE_FULL, cache_use / CACHE_FULL), now_s)
+
+    @property
+    def has_telemetry(self) -> bool:
+        return self._telemetry is not None
+
+    def now(self, in_flight: int, now_s: float) -> float:
+        """The limit that holds now: learned, or what the endpoint's own account leaves."""
+        if self._telemetry is None:
+            return self.limit
+        load, at_s = self._telemetry
+        if now_s - at_s > TELEMETRY_GONE_S:
+            self._telemetry = None
+            return self.limit
+        if now_s - at_s > TELEMETRY_STALE_S or load >= 1.0:
+            return min(self.limit, max(CAPACITY_MIN, float(in_flight)))
+        return min(self.limit, max(CAPACITY_MIN, (in_flight + 1.0) / max(load, 1e-3)))
+
+
+class LoadSlope:
+    """Decayed regression of the TTFT residual on the number in flight."""
+
+    __slots__ = ("_at_s", "_n", "_x", "_xx", "_xy", "_y", "_yy")
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = self._yy = 0.0
+        self._at_s = 0.0
+
+    def add(self, in_flight: int, residual: float, now_s: float) -> None:
+        fade = 2.0 ** (-max(0.0, now_s - self._at_s) / TTFT_HALF_LIFE_S)
+        self._at_s = max(self._at_s, now_s)
+        self._n = self._n * fade + 1.0
+        self._x = self._x * fade + in_flight
+        self._y = self._y * fade + residual
+        self._xx = self._xx * fade + in_flight * in_flight
+        self._xy = self._xy * fade + in_flight * residual
+        self._yy = self._yy * fade + residual * residual
+
+    def rise(self, in_flight: int) -> float:
+        """
+        Rise of the residual at this load over the lightest load seen; 0 unless it is significant.
+
+        Needs loads that differ: a slow hour of the provider at an even load is not congestion.
+        """
+        n = self._n
+        if n < TTFT_SAMPLES_MIN:
+            return 0.0
+        mean_x = self._x / n
+        var_x = self._xx / n - mean_x * mean_x
+        if var_x < 0.25:
+            return 0.0
+        covariance = self._xy / n - mean_x * self._y / n
+        slope = covariance / var_x
+        noise = max(0.0, self._yy / n - (self._y / n) ** 2 - slope * covariance)
+        if slope <= SLOPE_SIGMAS * math.sqrt(noise / (n * var_x)):
+            return 0.0
+        lightest = max(1.0, mean_x - 2.0 * math.sqrt(var_x))
+        return slope * max(0.0, in_flight - lightest)

@@ -1,0 +1,326 @@
+"""The estimator of one endpoint: attempts in, beliefs about speed, success and price base out."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from gateway.core import AttemptOutcome, EndpointStats
+from gateway.errors import FailureClass
+from gateway.fleet.belief import Belief, BeliefState
+from gateway.fleet.lines import RATE_START, TTFT_START_S, PrefillLine, WholeLine
+from gateway.fleet.sample import Sample, read_sample
+from gateway.fleet.tokens import TokenRatios, TokensState
+from gateway.stats.beta import DecayedBeta
+from gateway.stats.decayed import DecayedSums
+from gateway.stats.intervals import Measured, lognormal_interval
+from gateway.stats.quantiles import HistogramState, LogHistogram
+from gateway.stats.timeline import Expected, NoRate, decode_sample
+
+TTFT_SIGMA_START, TTFT_SIGMA_MIN = 0.45, 0.30
+RATE_SIGMA_START, RATE_SIGMA_MIN = 0.35, 0.20
+QUANTILE_HALF_LIFE_S = 600.0
+SUCCESS_HALF_LIFE_S = 60.0
+LOST_START_S, LOST_N0, LOST_HALF_LIFE_S = 3.0, 2.0, 600.0
+WHOLE_SAMPLES_MIN = 8  # before the end-to-end line may stand in for streams never seen
+STREAM_WEIGHT_MIN = 1.0
+
+TIMEOUT_MIN_S, TIMEOUT_MAX_S = 10.0, 120.0
+TIMEOUT_REASONING_MAX_S = 300.0  # hidden reasoning runs before the first token
+TIMEOUT_COLD_S, TIMEOUT_COLD_REASONING_S = 30.0, 120.0
+TIMEOUT_WHOLE_MAX_S = 600.0
+TIMEOUT_FACTOR = 3.0
+TIMEOUT_SAMPLES_MIN = 20.0  # below, the p99 is that of the log-normal belief
+COLD_WEIGHT = 5.0
+_Z_P99 = 2.326
+_LEVELS = (0.5, 0.75, 0.9, 0.99)
+_RATE_LEVELS = (0.5, 0.25, 0.1, 0.01)
+
+
+class EstimatorState(msgspec.Struct, frozen=True):
+    """All of an estimator that a restart should not forget."""
+
+    ttft: BeliefState
+    ttft_hidden: BeliefState
+    rate: BeliefState
+    prefill: list[float]
+    whole: list[float]
+    tokens: TokensState
+    histograms: dict[str, HistogramState]
+    num_samples: int
+    sample_age_s: float | None
+
+
+class EndpointEstimator:
+    """
+    Reliability B.2 for one endpoint. `observe` is the only way in; reads never change beliefs.
+
+    Streams with hidden reasoning have a TTFT belief of their own; what is published is that of
+    the class the endpoint mostly serves.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        start, floor = TTFT_SIGMA_START, TTFT_SIGMA_MIN
+        self.ttft = Belief(math.log(TTFT_START_S), start, floor, now_s)
+        self.ttft_hidden = Belief(math.log(TTFT_START_S), start, floor, now_s)
+        self.rate = Belief(math.log(RATE_START), RATE_SIGMA_START, RATE_SIGMA_MIN, now_s)
+        self.success = DecayedBeta(SUCCESS_HALF_LIFE_S, now_s)
+        self.prefill = PrefillLine()
+        self.whole = WholeLine()
+        self.tokens = TokenRatios(now_s)
+        self.histograms = {
+            "ttft_any": _seconds(now_s),
+            "ttft_visible": _seconds(now_s),
+            "ttft_base": _seconds(now_s),  # freed of prompt length: for time-outs
+            "whole_ratio": _seconds(now_s),  # end-to-end over what the line expects
+            "rate": LogHistogram(
+                0.1, 100_000.0, half_life_s=QUANTILE_HALF_LIFE_S, start_s=now_s
+            ),
+        }  # fmt: skip
+        self.num_refused_rates: dict[NoRate, int] = {}
+        self.num_samples = 0
+        self.sampled_at_s: float | None = None
+        self._lost = DecayedSums(now_s)
+        self._timeouts_in_row = 0
+        self._shown: dict[str, tuple[int, tuple[float, float, float, float] | None]] = {}
+
+    def observe(
+        self, outcome: AttemptOutcome, now_s: float
+    ) -> tuple[Sample, float | None, list[tuple[str, int]]]:
+        """Learn from one attempt: (the sample, its TTFT residual, change points as (what, ±1))."""
+        ratios = self.tokens
+        sample = read_sample(outcome, ratios.characters_per_token, ratios.characters_min)
+        ratios.observe(outcome, sample, now_s)
+        self._observe_success(sample, outcome, now_s)
+        alarms: list[tuple[str, int]] = []
+        residual = self._observe_ttft(sample, now_s, alarms)
+        if sample.may_give_rate:
+            self._observe_rate(sample, outcome.reading_paused_s, now_s, alarms)
+        if sample.whole_s is not None:
+            relative = self.whole.add(sample.whole_s, sample.total_tokens)
+            self.histograms["whole_ratio"].add(relative, now_s)
+            self._count_sample(now_s)
+        return sample, residual, alarms
+
+    def _count_sample(self, now_s: float) -> None:
+        if self.sampled_at_s != now_s:
+            self.num_samples += 1
+        self.sampled_at_s = now_s
+
+    def _observe_success(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
+        if sample.failure is FailureClass.TIMEOUT_FIRST_TOKEN:
+            self._timeouts_in_row += 1
+        elif sample.ttft_s is not None or sample.whole_s is not None:
+            self._timeouts_in_row = 0
+        if sample.is_success is None:
+            return
+        self.success.add(sample.is_success, now_s)
+        if not sample.is_success:
+            ended_s = outcome.ended_at_s if outcome.ended_at_s is not None else now_s
+            self._lost.decay(now_s, LOST_HALF_LIFE_S)
+            self._lost.add(max(0.0, ended_s - outcome.dispatched_at_s))
+
+    def _observe_ttft(
+        self, sample: Sample, now_s: float, alarms: list[tuple[str, int]]
+    ) -> float | None:
+        if sample.ttft_s is None:
+            return None
+        ttft_s = max(sample.ttft_s, 1e-4)
+        is_hidden = sample.is_hidden_reasoning
+        belief = self.ttft_hidden if is_hidden else self.ttft
+        y = math.log(ttft_s) - self.prefill.ln_stretch(sample.uncached_tokens)
+        residual = y - belief.at(now_s).mu
+        direction = belief.observe(y, 1.0, now_s)
+        if direction:
+            alarms.append(("ttft_hidden" if is_hidden else "ttft", direction))
+        if belief is self._ttft_published():
+            shift = self.prefill.add(ttft_s, sample.uncached_tokens)
+            if shift:
+                self.ttft.shift(shift)
+                self.ttft_hidden.shift(shift)
+            self.histograms["ttft_base"].add(math.exp(y), now_s)
+        self.histograms["ttft_any"].add(ttft_s, now_s)
+        visible_s = sample.stamps.ttft_visible_s
+        if visible_s is not None:
+            self.histograms["ttft_visible"].add(visible_s, now_s)
+        self._count_sample(now_s)
+        return residual
+
+    def _observe_rate(
+        self, sample: Sample, paused_s: float, now_s: float, alarms: list[tuple[str, int]]
+    ) -> None:
+        believed = Expected(
+            self.ttft_at(sample.uncached_tokens, now_s), math.exp(self.rate.at(now_s).mu)
+        )
+        found = decode_sample(sample.stamps, sample.stream_tokens, believed, paused_s)
+        if found.refused is not None:
+            seen = self.num_refused_rates.get(found.refused, 0)
+            self.num_refused_rates[found.refused] = seen + 1
+            return
+        direction = self.rate.observe(math.log(found.tokens_per_s), found.weight, now_s)
+        if direction:
+            alarms.append(("rate", direction))
+        self.histograms["rate"].add(found.tokens_per_s, now_s, found.weight)
+        self._count_sample(now_s)
+
+    def _ttft_published(self) -> Belief:
+        hidden = self.ttft_hidden
+        return hidden if hidden.slow.s0 > self.ttft.slow.s0 else self.ttft
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """Whether most streams think before their first token, unseen."""
+        return self._ttft_published() is self.ttft_hidden
+
+    def ttft_at(self, uncached_tokens: float, now_s: float) -> float:
+        """Expected seconds to the first token of a prompt with so many uncached tokens."""
+        return math.exp(
+            self._ttft_published().at(now_s).mu + self.prefill.ln_stretch(uncached_tokens)
+        )
+
+    def set_peers(self, ttft_mu: float | None, rate_mu: float | None) -> None:
+        """
+        What to believe before own streams: the end-to-end line if whole answers gave one, else
+        the median of the model's peers, else the generic start.
+        """
+        has_line = self.whole.n >= WHOLE_SAMPLES_MIN
+        ttft_centre = ttft_mu if ttft_mu is not None else math.log(TTFT_START_S)
+        rate_centre = rate_mu if rate_mu is not None else math.log(RATE_START)
+        if has_line and self._ttft_published().slow.s0 < STREAM_WEIGHT_MIN:
+            ttft_centre = math.log(self.whole.base_s)
+        if has_line and self.rate.slow.s0 < STREAM_WEIGHT_MIN:
+            rate_centre = -math.log(self.whole.per_token_s)
+        self.ttft.centre = self.ttft_hidden.centre = ttft_centre
+        self.rate.centre = rate_centre
+
+    def peer_means(self) -> tuple[float | None, float | None]:
+        """What this endpoint can tell its peers: slow means of TTFT and rate."""
+        return self._ttft_published().slow_mean, self.rate.slow_mean
+
+    def stats(self, endpoint_id: str, now_s: float) -> EndpointStats:
+        """The belief as `decide` sees it."""
+        ttft = self._ttft_published().at(now_s)
+        rate = self.rate.at(now_s)
+        self.success.decay(now_s)
+        age_s = now_s - self.sampled_at_s if self.sampled_at_s is not None else None
+        has_line = self.whole.n >= WHOLE_SAMPLES_MIN
+        return EndpointStats(
+            endpoint_id=endpoint_id,
+            ttft_base_s=self.prefill.base_s,
+            prefill_tokens_per_s=self.prefill.prefill,
+            ttft_mu=ttft.mu,
+            ttft_sigma=ttft.sigma,
+            ttft_n=ttft.n,
+            rate_mu=rate.mu,
+            rate_sigma=rate.sigma,
+            rate_n=rate.n,
+            success_p=self.success.p,
+            success_n=self.success.n,
+            failure_lost_s=self._failure_lost_s(now_s),
+            waste=self.tokens.waste,
+            ttft_p50_p75_p90_p99_s=self._shown_quantiles("ttft_any", _LEVELS),
+            rate_p50_p75_p90_p99=self._shown_quantiles("rate", _RATE_LEVELS),
+            characters_per_token=self.tokens.characters_per_token,
+            tokens_per_byte_p99=self.tokens.per_byte_p99(),
+            num_samples=self.num_samples,
+            sample_age_s=age_s,
+            e2e_base_s=self.whole.base_s if has_line else None,
+            e2e_s_per_token=self.whole.per_token_s if has_line else None,
+            e2e_n=float(self.whole.n),
+        )
+
+    def _failure_lost_s(self, now_s: float) -> float:
+        self._lost.decay(now_s, LOST_HALF_LIFE_S)
+        return (self._lost.s1 + LOST_N0 * LOST_START_S) / (self._lost.s0 + LOST_N0)
+
+    def _shown_quantiles(
+        self, name: str, levels: tuple[float, ...]
+    ) -> tuple[float, float, float, float] | None:
+        histogram = self.histograms[name]
+        cached = self._shown.get(name)
+        if cached is None or cached[0] != histogram.version:
+            found = histogram.quantiles(levels)
+            four = (found[0], found[1], found[2], found[3]) if found else None
+            cached = self._shown[name] = (histogram.version, four)
+        return cached[1]
+
+    def first_token_timeout_s(
+        self, prompt_tokens: float, now_s: float, *, wants_reasoning: bool = False
+    ) -> float:
+        """
+        3 × p99 of TTFT for this prompt, within 10–120 s (300 s where reasoning is hidden).
+
+        Cold, it is 30 s (120 s for reasoning), and every time-out in a row doubles it: a limit
+        below the truth would else never see a sample that corrects it.
+        """
+        may_reason = self.hides_reasoning or wants_reasoning
+        most_s = TIMEOUT_REASONING_MAX_S if may_reason else TIMEOUT_MAX_S
+        belief = self._ttft_published()
+        known = belief.at(now_s)
+        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
+        histogram = self.histograms["ttft_base"]
+        seen_s = histogram.quantile(0.99) if histogram.n >= TIMEOUT_SAMPLES_MIN else None
+        base_s = seen_s if seen_s is not None else math.exp(ln_p99)
+        least_s = TIMEOUT_MIN_S
+        if belief.slow.s0 < COLD_WEIGHT:
+            least_s = TIMEOUT_COLD_REASONING_S if may_reason else TIMEOUT_COLD_S
+        timeout_s = TIMEOUT_FACTOR * base_s * math.exp(self.prefill.ln_stretch(prompt_tokens))
+        backed_off: float = max(least_s, timeout_s) * 2.0 ** min(self._timeouts_in_row, 5)
+        return min(most_s, backed_off)
+
+    def whole_timeout_s(self, output_tokens: float) -> float:
+        """
+        For an answer that comes whole: 3 × its end-to-end p99, within 10–600 s.
+
+        `output_tokens` is what 99 % of answers stay under; hidden tokens come on top.
+        """
+        ratios = self.histograms["whole_ratio"]
+        seen = ratios.quantile(0.99) if ratios.n >= TIMEOUT_SAMPLES_MIN else None
+        expected_s = self.whole.time_s(output_tokens * self.tokens.hidden_ratio)
+        timeout_s = TIMEOUT_FACTOR * (seen if seen is not None else 1.0) * expected_s
+        return min(TIMEOUT_WHOLE_MAX_S, max(TIMEOUT_MIN_S, timeout_s))
+
+    def shown_ttft(self, name: str) -> Measured | None:
+        """Median of "ttft_any" or "ttft_visible" with n and interval; None without samples."""
+        return self.histograms[name].measured(0.5)
+
+    def shown_rate(self, now_s: float) -> Measured | None:
+        """Decode rate with n and interval; None before the first sample."""
+        if self.histograms["rate"].n <= 0.0:
+            return None
+        rate = self.rate.at(now_s)
+        return lognormal_interval(rate.mu, rate.sigma, rate.n)
+
+    def export(self, now_s: float) -> EstimatorState:
+        return EstimatorState(
+            ttft=self.ttft.export(now_s),
+            ttft_hidden=self.ttft_hidden.export(now_s),
+            rate=self.rate.export(now_s),
+            prefill=self.prefill.export(),
+            whole=self.whole.export(),
+            tokens=self.tokens.export(now_s),
+            histograms={name: kept.export(now_s) for name, kept in self.histograms.items()},
+            num_samples=self.num_samples,
+            sample_age_s=now_s - self.sampled_at_s if self.sampled_at_s is not None else None,
+        )
+
+    def load(self, state: EstimatorState, now_s: float, away_s: float) -> None:
+        """Take over an export of `away_s` ago."""
+        self.ttft.load(state.ttft, now_s, away_s)
+        self.ttft_hidden.load(state.ttft_hidden, now_s, away_s)
+        self.rate.load(state.rate, now_s, away_s)
+        self.prefill.load(state.prefill)
+        self.whole.load(state.whole)
+        self.tokens.load(state.tokens, now_s, away_s)
+        for name, histogram in self.histograms.items():
+            if name in state.histograms:
+                histogram.load(state.histograms[name], now_s, away_s)
+        self.num_samples = state.num_samples
+        if state.sample_age_s is not None:
+            self.sampled_at_s = now_s - away_s - state.sample_age_s
+
+
+def _seconds(now_s: float) -> LogHistogram:
+    """1 ms to 10 min: about 340 buckets."""
+    return LogHistogram(0.001, 600.0, half_life_s=QUANTILE_HALF_LIFE_S, start_s=now_s)

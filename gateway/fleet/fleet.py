@@ -1,0 +1,393 @@
+"""Live knowledge of all endpoints: one frozen view for decisions, one way in for outcomes."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from gateway.core import (
+    AttemptOutcome,
+    Endpoint,
+    EndpointLive,
+    FleetSnapshot,
+    FleetView,
+    PriceRow,
+    RequestFacts,
+    Rng,
+)
+from gateway.fleet.affinity import Affinity, home, load_max
+from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
+from gateway.fleet.events import FleetEvent, breaker_moved, change_points
+from gateway.fleet.exploration import CREDITS_MAX, Credits
+from gateway.fleet.lengths import Lengths
+from gateway.fleet.live import LiveEndpoint
+from gateway.fleet.sample import Sample
+from gateway.fleet.state import STATE_VERSION, FleetState, read_state
+from gateway.fleet.summary import SHARE_MINUTES, summarise
+
+SNAPSHOT_EVERY_S = 1.0
+EVENTS_MAX = 1_000
+RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
+ANSWER_TOKENS_DEFAULT = 4_096.0
+
+_NOTHING_CACHED: Mapping[str, int] = {}
+
+Clock = Callable[[], float]
+PriceRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
+
+
+class Fleet:
+    """
+    Estimators, breakers, in-flight counts, capacities, affinity and lengths of every endpoint.
+
+    One event loop owns it; nothing here waits. `clock` is monotonic seconds, `wall_clock` unix
+    seconds, `price_rows(endpoint, unix_s)` gives the prices valid then.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        *,
+        clock: Clock,
+        wall_clock: Clock,
+        price_rows: PriceRows,
+        new_id: Callable[[], str],
+        rng: Rng | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._price_rows = price_rows
+        self._new_id = new_id
+        # Spreads reopening times; no secret, and the same for the same id in a simulation.
+        self._rng: Rng = rng if rng is not None else random.Random(new_id())  # noqa: S311
+        self._by_id: dict[str, LiveEndpoint] = {}
+        self._by_key: dict[str, LiveEndpoint] = {}
+        self._retired: OrderedDict[str, LiveEndpoint] = OrderedDict()
+        self._moved: dict[str, list[tuple[LiveEndpoint, float]]] = {}  # id → where it led, until
+        self._affinity = Affinity()
+        self._lengths = Lengths()
+        self._credits = Credits()
+        self._events: deque[FleetEvent] = deque(maxlen=EVENTS_MAX)
+        self._snapshot: FleetSnapshot | None = None
+        self._snapshot_at_s = 0.0
+        self.replace_endpoints(endpoints)
+
+    # Deciding
+
+    def view(self, facts: RequestFacts, endpoint_ids: Sequence[str]) -> FleetView:
+        """
+        What `decide` may know of these endpoints now; ids the fleet does not hold are left out.
+
+        Beliefs and prices are up to a second old and shared; in-flight, breaker and cache are
+        of this instant.
+        """
+        now_s = self._clock()
+        snapshot = self._snapshot_of(now_s)
+        by_id = self._by_id
+        lives = [by_id[endpoint_id] for endpoint_id in endpoint_ids if endpoint_id in by_id]
+        last, home_id = "", ""
+        cached = _NOTHING_CACHED
+        if facts.affinity_key or facts.session_key:
+            last, home_id, cached = self._placement(facts, lives, now_s)
+        shown: dict[str, EndpointLive] = {}
+        for live in lives:
+            endpoint_id = live.endpoint.id
+            shown[endpoint_id] = live.view(
+                now_s,
+                cached.get(endpoint_id, 0),
+                is_last=endpoint_id == last,
+                is_home=endpoint_id == home_id,
+            )
+        expected, n = self._lengths.expected(_kind_of(facts), now_s)
+        return FleetView(
+            snapshot=snapshot,
+            live=shown,
+            output_tokens_expected=expected,
+            output_tokens_n=n,
+            exploration_credits=self._credits.amount,
+        )
+
+    def _placement(
+        self, facts: RequestFacts, lives: list[LiveEndpoint], now_s: float
+    ) -> tuple[str, str, dict[str, int]]:
+        """(endpoint used last, home of a prefix not seen lately, tokens cached by endpoint)."""
+        last = ""
+        tokens: dict[str, int] = {}
+        if facts.session_key:
+            last, tokens = self._affinity.expected(facts.session_key, now_s)
+        if facts.affinity_key:
+            last_of_prefix, of_prefix = self._affinity.expected(facts.affinity_key, now_s)
+            last = last or last_of_prefix
+            for endpoint_id, num in of_prefix.items():
+                tokens[endpoint_id] = max(num, tokens.get(endpoint_id, 0))
+        cached = {
+            endpoint_id: int(min(num, facts.prompt_tokens) * self._by_id[endpoint_id].cache_ratio)
+            for endpoint_id, num in tokens.items()
+            if endpoint_id in self._by_id
+        }
+        able = [live for live in lives if live.shut(now_s)[0] == "closed"]
+        loads = [live.in_flight for live in able]
+        if last:
+            limit = load_max(sum(loads), max(1, len(able)))
+            used = self._by_id.get(last)
+            if used is not None and used.in_flight < limit:
+                return last, "", cached
+        key = facts.affinity_key or facts.session_key
+        return "", home(key, [(live.endpoint.id, live.seed) for live in able], loads), cached
+
+    def snapshot(self) -> FleetSnapshot:
+        """Beliefs and prices, at most a second old; the same object until then."""
+        return self._snapshot_of(self._clock())
+
+    def _snapshot_of(self, now_s: float) -> FleetSnapshot:
+        kept = self._snapshot
+        if kept is not None and 0.0 <= now_s - self._snapshot_at_s < SNAPSHOT_EVERY_S:
+            return kept
+        wall_s = self._wall_clock()
+        self._share_with_peers()
+        built = FleetSnapshot(
+            id=self._new_id(),
+            at_unix_s=wall_s,
+            stats={
+                endpoint_id: live.estimator.stats(endpoint_id, now_s)
+                for endpoint_id, live in self._by_id.items()
+            },
+            prices={
+                endpoint_id: self._price_rows(live.endpoint, wall_s)
+                for endpoint_id, live in self._by_id.items()
+            },
+        )
+        self._snapshot = built
+        self._snapshot_at_s = now_s
+        return built
+
+    def _share_with_peers(self) -> None:
+        """Give each estimator the median of the other endpoints of its model."""
+        groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
+        for live in self._by_key.values():
+            model = live.endpoint.canonical_model or live.endpoint.model
+            groups.setdefault(model, []).append((live, *live.estimator.peer_means()))
+        for members in groups.values():
+            for live, _, _ in members:
+                others = [member for member in members if member[0] is not live]
+                ttfts = [ttft for _, ttft, _ in others if ttft is not None]
+                rates = [rate for _, _, rate in others if rate is not None]
+                live.estimator.set_peers(
+                    median(ttfts) if ttfts else None, median(rates) if rates else None
+                )
+
+    def ttft_timeout_s(self, endpoint_id: str, facts: RequestFacts) -> float:
+        """How long to wait for the first token; for a whole answer, for its end."""
+        live = self._by_id.get(endpoint_id)
+        now_s = self._clock()
+        if live is None:
+            return TIMEOUT_MAX_S if facts.stream else TIMEOUT_WHOLE_MAX_S
+        if facts.stream:
+            return live.estimator.first_token_timeout_s(
+                float(facts.prompt_tokens), now_s, wants_reasoning="reasoning" in facts.needs
+            )
+        model = facts.models[0] if facts.models else ""
+        longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
+        return live.estimator.whole_timeout_s(longest)
+
+    def may_probe(self, endpoint_id: str, *, in_panic: bool = False) -> bool:
+        """
+        Whether a request may be dispatched there now. Ask right before `started`.
+
+        Closed: yes. Open or cooling down: no. Half-open: the first to ask takes the one place,
+        until `observe` or `abandoned`. `in_panic`: nothing is closed, and this one reopens first.
+        Against an endpoint of an older policy nothing is known, so it may be tried.
+        """
+        live = self._by_id.get(endpoint_id)
+        return live is None or live.may_send(self._clock(), in_panic=in_panic)
+
+    # Spending on learning
+
+    def accrue_credit(self, facts: RequestFacts | None = None) -> None:
+        """A request was decided: 2 % of a credit, unless its key may not explore."""
+        if facts is None or not facts.no_explore:
+            self._credits.accrue()
+
+    def spend_credit(self) -> bool:
+        """Pay for one exploring request; False when there is no whole credit."""
+        return self._credits.spend()
+
+    def probes_due(self) -> tuple[str, ...]:
+        """Endpoints without a sample or probe for 10 minutes, within a cent an hour each."""
+        now_s = self._clock()
+        return tuple(
+            endpoint_id
+            for endpoint_id, live in self._by_id.items()
+            if live.probes.is_due(live.estimator.sampled_at_s, now_s)
+        )
+
+    def spend_probe(self, endpoint_id: str, cost_nanos: int) -> bool:
+        """Book one probe of a silent endpoint; False when the hour's cent does not cover it."""
+        live, now_s = self._by_id.get(endpoint_id), self._clock()
+        if live is None or not live.probes.leaves(cost_nanos, now_s):
+            return False
+        live.probes.sent(cost_nanos, now_s)
+        return True
+
+    # Learning
+
+    def started(self, endpoint_id: str) -> None:
+        """A request is about to be sent there; `observe` or `abandoned` must follow."""
+        live = self._by_id.get(endpoint_id)
+        if live is not None:
+            live.begin(self._clock())
+
+    def abandoned(self, endpoint_id: str) -> None:
+        """A started request was never sent: nothing is learned, a probe's place is free again."""
+        live = self._by_id.get(endpoint_id)
+        if live is not None:
+            live.end()
+            live.breaker.release(self._clock())
+
+    def observe(self, outcome: AttemptOutcome) -> None:
+        """Learn from one ended attempt. Unknown endpoints (an old policy's) are ignored."""
+        now_s = self._clock()
+        live = self._by_id.get(outcome.endpoint_id)
+        for place, until_s in self._moved.get(outcome.endpoint_id, ()):
+            if outcome.dispatched_at_s < until_s:
+                live = place  # sent to where this id led before the policy changed
+                break
+        if live is None:
+            return
+        self._learn_prefix(live, outcome, now_s)
+        sample, alarms, news = live.learn(outcome, now_s)
+        live.end()
+        self._learn_length(sample, outcome, now_s)
+        if alarms or news:
+            wall_s, endpoint_id = self._wall_clock(), live.endpoint.id
+            self._events.extend(change_points(endpoint_id, alarms, wall_s))
+            if news:
+                self._events.append(breaker_moved(endpoint_id, news, outcome.failure, wall_s))
+
+    def _learn_prefix(self, live: LiveEndpoint, outcome: AttemptOutcome, now_s: float) -> None:
+        has_read = outcome.first_generated_at_s is not None or not outcome.failure
+        if not (outcome.affinity_key or outcome.session_key) or not has_read:
+            return
+        endpoint_id = live.endpoint.id
+        usage = None if outcome.usage_estimated else outcome.usage
+        prompt = usage.input_total if usage is not None else outcome.prompt_tokens_expected
+        affinity = self._affinity
+        if usage is not None and usage.input_total > 0:
+            expected = max(
+                affinity.tokens(outcome.session_key, endpoint_id, now_s),
+                affinity.tokens(outcome.affinity_key, endpoint_id, now_s),
+            )
+            if expected > 0:
+                live.learn_cache(float(min(expected, prompt)), float(usage.cached_read))
+        if outcome.session_key:
+            affinity.record(outcome.session_key, endpoint_id, prompt, now_s)
+        if outcome.affinity_key:
+            # Only the hashed prefix is shared; of a longer prompt, what came back cached.
+            known = affinity.tokens(outcome.affinity_key, endpoint_id, now_s)
+            shared = min(prompt, known) if known else prompt
+            if usage is not None and usage.cached_read > 0:
+                shared = usage.cached_read
+            affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
+
+    def _learn_length(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
+        if sample.length_tokens is None:
+            return
+        self._lengths.observe(
+            (outcome.key_id, outcome.model, outcome.max_tokens, outcome.has_tools),
+            sample.length_tokens,
+            now_s,
+            is_capped=sample.is_length_capped,
+        )
+
+    def report_load(self, endpoint_id: str, *, queue: float, cache_use: float) -> None:
+        """An endpoint's own account: requests waiting and share of KV cache in use."""
+        live = self._by_id.get(endpoint_id)
+        if live is not None:
+            live.capacity.report(queue, cache_use, self._clock())
+
+    # Showing and keeping
+
+    def events(self) -> tuple[FleetEvent, ...]:
+        """Audit events since the last call, oldest first; at most the newest 1,000."""
+        taken = tuple(self._events)
+        self._events.clear()
+        return taken
+
+    def metrics(self, endpoint_id: str) -> dict[str, object]:
+        """One endpoint for the status page; raises KeyError if it is not in the fleet."""
+        now_s = self._clock()
+        num_started = sum(live.started.last(SHARE_MINUTES, now_s) for live in self._by_key.values())
+        return summarise(self._by_id[endpoint_id], num_started, now_s)
+
+    def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Follow the policy. State survives by (provider, base URL, model), and a way back."""
+        now_s = self._clock()
+        old_by_id, old_by_key = self._by_id, self._by_key
+        self._by_id, self._by_key = {}, {}
+        for endpoint in endpoints:
+            key = endpoint.state_key
+            if key in self._by_key:  # the same address listed twice, say for two tiers
+                key = f"{key}|{endpoint.tier}|{endpoint.id}"
+            live = old_by_key.get(key) or self._retired.pop(key, None)
+            if live is None:
+                live = LiveEndpoint(endpoint, self._rng, now_s)
+            live.adopt(endpoint)
+            self._by_key[key] = self._by_id[endpoint.id] = live
+        self._keep_moved(old_by_id, now_s)
+        for key, live in old_by_key.items():
+            if key not in self._by_key:
+                self._retired[key] = live
+        while len(self._retired) > RETIRED_MAX:
+            self._retired.popitem(last=False)
+        self._snapshot = None
+
+    def _keep_moved(self, old_by_id: Mapping[str, LiveEndpoint], now_s: float) -> None:
+        """Attempts under way end where they began, though their endpoint's id moved or went."""
+        for endpoint_id, places in list(self._moved.items()):
+            self._moved[endpoint_id] = [place for place in places if place[0].in_flight > 0]
+            if not self._moved[endpoint_id]:
+                del self._moved[endpoint_id]
+        for endpoint_id, live in old_by_id.items():
+            if self._by_id.get(endpoint_id) is not live and live.in_flight > 0:
+                self._moved.setdefault(endpoint_id, []).append((live, now_s))
+
+    def export_state(self) -> dict[str, object]:
+        """Beliefs as JSON-able values, for `import_state` after a restart."""
+        now_s = self._clock()
+        state = FleetState(
+            version=STATE_VERSION,
+            at_unix_s=self._wall_clock(),
+            credits=self._credits.amount,
+            endpoints={key: live.estimator.export(now_s) for key, live in self._by_key.items()},
+            capacities={key: live.capacity.limit for key, live in self._by_key.items()},
+            lengths=self._lengths.export(now_s),
+        )
+        exported: dict[str, object] = msgspec.to_builtins(state)
+        return exported
+
+    def import_state(self, exported: Mapping[str, object]) -> bool:
+        """Take beliefs over, aged by the time away; False if they are of no use, then start new."""
+        read = read_state(exported, self._wall_clock())
+        if read is None:
+            return False
+        state, away_s = read
+        now_s = self._clock()
+        for key, live in self._by_key.items():
+            if key in state.endpoints:
+                live.estimator.load(state.endpoints[key], now_s, away_s)
+                live.capacity.load(state.capacities.get(key, live.capacity.limit))
+                live.adopt(live.endpoint)
+        for model, histogram in state.lengths.items():
+            self._lengths.load(model, histogram, now_s, away_s)
+        self._credits.amount = min(CREDITS_MAX, max(0.0, state.credits))
+        self._snapshot = None
+        return True
+
+
+def _kind_of(facts: RequestFacts) -> tuple[str, str, int | None, bool]:
+    model = facts.models[0] if facts.models else ""
+    return facts.key_id, model, facts.max_tokens, "tools" in facts.needs

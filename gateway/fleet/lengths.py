@@ -1,0 +1,125 @@
+"""How long answers get: decayed medians by key and kind of request, shrunk to the model's own."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import TypeVar
+
+from gateway.stats.quantiles import HistogramState, LogHistogram
+
+LENGTH_START = 200.0  # tokens, before anything was seen
+LENGTH_N0 = 5.0
+LENGTH_HALF_LIFE_S = 6 * 3600.0
+LENGTH_MAX = 1_000_000.0
+KEYS_MAX = 4_096
+MODELS_MAX = 1_024
+_ALPHA = 0.05
+
+K = TypeVar("K")
+
+
+class _Record:
+    """One histogram, with its quantiles kept until the next sample."""
+
+    __slots__ = ("_cached", "_version", "histogram")
+
+    def __init__(self, now_s: float) -> None:
+        self.histogram = LogHistogram(
+            1.0, LENGTH_MAX, half_life_s=LENGTH_HALF_LIFE_S, alpha=_ALPHA, start_s=now_s
+        )
+        self._version = -1
+        self._cached = (LENGTH_START, LENGTH_START)
+
+    def median_and_p99(self) -> tuple[float, float]:
+        if self._version != self.histogram.version:
+            found = self.histogram.quantiles((0.5, 0.99))
+            self._cached = (found[0], found[1]) if found else (LENGTH_START, LENGTH_START)
+            self._version = self.histogram.version
+        return self._cached
+
+
+class Lengths:
+    """
+    Expected output tokens of a request (reliability B.2).
+
+    Kind = key × model × max_tokens bucket × tools. Answers cut off at max_tokens count for their
+    own kind only: of the model they say a lower bound. The least used kind is forgotten first.
+    """
+
+    def __init__(self, keys_max: int = KEYS_MAX, models_max: int = MODELS_MAX) -> None:
+        self._keys_max = keys_max
+        self._models_max = models_max
+        self._kinds: OrderedDict[tuple[str, str, int, bool], _Record] = OrderedDict()
+        self._models: OrderedDict[str, _Record] = OrderedDict()
+
+    def observe(
+        self,
+        kind: tuple[str, str, int | None, bool],
+        tokens: float,
+        now_s: float,
+        *,
+        is_capped: bool = False,
+    ) -> None:
+        """`kind` is (key id, model, max_tokens, has tools)."""
+        key_id, model, max_tokens, has_tools = kind
+        slot = (key_id, model, _bucket(max_tokens), has_tools)
+        _touch(self._kinds, slot, self._keys_max, now_s).histogram.add(max(1.0, tokens), now_s)
+        if not is_capped:
+            record = _touch(self._models, model, self._models_max, now_s)
+            record.histogram.add(max(1.0, tokens), now_s)
+
+    def expected(
+        self, kind: tuple[str, str, int | None, bool], now_s: float
+    ) -> tuple[float, float]:
+        """(tokens expected, decayed samples behind it); at most max_tokens."""
+        key_id, model, max_tokens, has_tools = kind
+        ln_length, n = math.log(LENGTH_START), 0.0
+        wide = self._models.get(model)
+        if wide is not None:
+            weight = wide.histogram.weight(now_s)
+            ln_length = _shrunk(wide.median_and_p99()[0], weight, ln_length)
+            n = weight
+        own = self._kinds.get((key_id, model, _bucket(max_tokens), has_tools))
+        if own is not None:
+            weight = own.histogram.weight(now_s)
+            ln_length = _shrunk(own.median_and_p99()[0], weight, ln_length)
+            n = max(n, weight)
+        expected = math.exp(ln_length)
+        return (min(expected, float(max_tokens)) if max_tokens else expected), n
+
+    def longest(self, model: str, max_tokens: int | None, default: float) -> float:
+        """Tokens that 99 % of the model's answers stay under; `default` before it is known."""
+        record = self._models.get(model)
+        longest = default
+        if record is not None and record.histogram.n >= LENGTH_N0 * 4:
+            longest = record.median_and_p99()[1]
+        return min(longest, float(max_tokens)) if max_tokens else longest
+
+    def export(self, now_s: float) -> dict[str, HistogramState]:
+        """The model-wide histograms; the kinds come back soon enough."""
+        return {model: record.histogram.export(now_s) for model, record in self._models.items()}
+
+    def load(self, model: str, state: HistogramState, now_s: float, away_s: float) -> None:
+        record = _touch(self._models, model, self._models_max, now_s)
+        record.histogram.load(state, now_s, away_s)
+
+
+def _touch(records: OrderedDict[K, _Record], key: K, keys_max: int, now_s: float) -> _Record:
+    record = records.get(key)
+    if record is None:
+        record = records[key] = _Record(now_s)
+        if len(records) > keys_max:
+            records.popitem(last=False)
+    else:
+        records.move_to_end(key)
+    return record
+
+
+def _shrunk(median: float, weight: float, ln_prior: float) -> float:
+    return (weight * math.log(median) + LENGTH_N0 * ln_prior) / (weight + LENGTH_N0)
+
+
+def _bucket(max_tokens: int | None) -> int:
+    """0 without a limit, else by powers of two."""
+    return max_tokens.bit_length() if max_tokens else 0

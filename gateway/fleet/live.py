@@ -1,0 +1,134 @@
+"""All live state of one endpoint, and the small frozen part of it that a decision sees."""
+
+from __future__ import annotations
+
+from gateway.core import AttemptOutcome, Endpoint, EndpointLive, Rng
+from gateway.errors import FAILURES
+from gateway.fleet.affinity import endpoint_seed
+from gateway.fleet.breaker import Breaker
+from gateway.fleet.capacity import Capacity
+from gateway.fleet.estimator import EndpointEstimator
+from gateway.fleet.exploration import MinuteCounter, ProbeBudget
+from gateway.fleet.sample import Sample
+
+CACHE_RATIO_N0 = 4_000.0  # tokens
+CACHE_RATIO_FADE = 0.98  # a reused prefix
+
+
+class LiveEndpoint:
+    """In-flight count, breaker, capacity and beliefs of one endpoint. Lives by `state_key`."""
+
+    __slots__ = (
+        "_cache_expected", "_cache_seen", "_calm_view", "breaker", "capacity", "endpoint",
+        "estimator", "in_flight", "num_rate_limited", "probes", "seed", "started",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, rng: Rng, now_s: float) -> None:
+        self.endpoint = endpoint
+        self.seed = endpoint_seed(endpoint.id)
+        self.estimator = EndpointEstimator(now_s)
+        self.breaker = Breaker(rng, now_s)
+        self.capacity = Capacity()
+        self.probes = ProbeBudget(now_s)
+        self.started = MinuteCounter()
+        self.num_rate_limited = MinuteCounter()
+        self.in_flight = 0
+        self._cache_seen = 0.0
+        self._cache_expected = 0.0
+        self._calm_view: EndpointLive | None = None
+
+    def adopt(self, endpoint: Endpoint) -> None:
+        """The policy changed; address and model did not, so beliefs stay."""
+        if endpoint.id != self.endpoint.id:
+            self.seed = endpoint_seed(endpoint.id)
+        self.endpoint = endpoint
+        self._calm_view = None
+
+    def begin(self, now_s: float) -> None:
+        self.in_flight += 1
+        self.started.add(now_s)
+        self._calm_view = None
+
+    def end(self) -> None:
+        self.in_flight = max(0, self.in_flight - 1)
+        self._calm_view = None
+
+    def view(self, now_s: float, cached: int, *, is_last: bool, is_home: bool) -> EndpointLive:
+        """What a decision sees. Built anew only when something about it changed."""
+        is_calm = (
+            self.breaker.is_closed
+            and cached == 0
+            and not (is_last or is_home or self.capacity.has_telemetry)
+            and self.capacity.cooling_s(now_s) <= 0.0
+        )
+        if is_calm and self._calm_view is not None:
+            return self._calm_view
+        state, reopens_in_s = self.shut(now_s)
+        built = EndpointLive(
+            endpoint_id=self.endpoint.id,
+            in_flight=self.in_flight,
+            capacity=self.capacity.now(self.in_flight, now_s),
+            breaker=state,
+            reopens_in_s=reopens_in_s,
+            cached_tokens=cached,
+            is_last_used=is_last,
+            is_home=is_home,
+        )
+        if is_calm:
+            self._calm_view = built
+        return built
+
+    def shut(self, now_s: float) -> tuple[str, float]:
+        """
+        Breaker word and seconds until a request may go.
+
+        A cool-down asked for by Retry-After shuts an endpoint like an open breaker, though it is
+        no failure and needs no probe.
+        """
+        state, reopens_in_s = self.breaker.status(now_s)
+        cooling_s = self.capacity.cooling_s(now_s)
+        if cooling_s > 0.0:
+            return "open", max(cooling_s, reopens_in_s)
+        return state, reopens_in_s
+
+    def may_send(self, now_s: float, *, in_panic: bool = False) -> bool:
+        if self.capacity.cooling_s(now_s) > 0.0 and not in_panic:
+            return False
+        return self.breaker.may_send(now_s, in_panic=in_panic)
+
+    def learn(
+        self, outcome: AttemptOutcome, now_s: float
+    ) -> tuple[Sample, list[tuple[str, int]], str]:
+        """Take in one attempt: (sample, change points, breaker "opened" | "closed" | "")."""
+        sample, residual, alarms = self.estimator.observe(outcome, now_s)
+        news = self._judge(sample, outcome, now_s)
+        failure = sample.failure
+        if failure is not None and FAILURES[failure].counts_as_capacity:
+            self.num_rate_limited.add(now_s)
+            self.capacity.pushed_back(
+                self.in_flight, outcome.dispatched_at_s, outcome.retry_after_s, now_s
+            )
+        elif failure is None:
+            self.capacity.succeeded(self.in_flight, residual, now_s)
+        if news == "closed":
+            self.capacity.restart()
+        return sample, alarms, news
+
+    def _judge(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> str:
+        dispatched_at_s = outcome.dispatched_at_s
+        if sample.is_success is None:
+            self.breaker.release(dispatched_at_s)
+            return ""
+        if sample.is_success:
+            return "closed" if self.breaker.succeeded(dispatched_at_s, now_s) else ""
+        return "opened" if self.breaker.failed(dispatched_at_s, now_s) else ""
+
+    def learn_cache(self, expected_tokens: float, seen_tokens: float) -> None:
+        """A prefix that should have been cached was sent: how much of it was."""
+        self._cache_seen = self._cache_seen * CACHE_RATIO_FADE + min(seen_tokens, expected_tokens)
+        self._cache_expected = self._cache_expected * CACHE_RATIO_FADE + expected_tokens
+
+    @property
+    def cache_ratio(self) -> float:
+        """Share of the expected cached tokens that really are cached; 1 before any reuse."""
+        return (self._cache_seen + CACHE_RATIO_N0) / (self._cache_expected + CACHE_RATIO_N0)

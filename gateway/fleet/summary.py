@@ -1,0 +1,61 @@
+"""Numbers about one endpoint for people: every estimate with its n and interval."""
+
+from __future__ import annotations
+
+from gateway.fleet.live import LiveEndpoint
+from gateway.stats.intervals import Measured
+
+SHARE_MINUTES = 5
+
+
+def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, object]:
+    """
+    The status page's row of one endpoint; `num_started` counts the whole fleet's last minutes.
+
+    An estimate is {value, low, high, n, level}, or null before the first sample; an end that the
+    samples cannot bound is absent.
+    """
+    estimator = live.estimator
+    estimator.success.decay(now_s)
+    state, reopens_in_s = live.shut(now_s)
+    rate = estimator.shown_rate(now_s)
+    sampled_at_s = estimator.sampled_at_s
+    return {
+        "endpoint_id": live.endpoint.id,
+        "n": estimator.num_samples,
+        "sample_age_s": now_s - sampled_at_s if sampled_at_s is not None else None,
+        "ttft_p50_s": _shown(estimator.shown_ttft("ttft_any")),
+        "ttft_visible_p50_s": _shown(estimator.shown_ttft("ttft_visible")),
+        "decode_tokens_per_s": _shown(rate),
+        "characters_per_s": _shown(_scaled(rate, estimator.tokens.characters_per_token)),
+        "success": _shown(estimator.success.measured()),
+        "in_flight": live.in_flight,
+        "capacity": live.capacity.now(live.in_flight, now_s),
+        "breaker": state,
+        "reopens_in_s": reopens_in_s,
+        "is_cooling": live.capacity.cooling_s(now_s) > 0.0,
+        "share": {
+            "minutes": SHARE_MINUTES,
+            "started": live.started.last(SHARE_MINUTES, now_s),
+            "of": num_started,
+        },
+        "num_pushed_back": live.num_rate_limited.last(SHARE_MINUTES, now_s),
+        "hides_reasoning": estimator.hides_reasoning,
+        "refused_rates": {why.value: num for why, num in estimator.num_refused_rates.items()},
+    }
+
+
+def _shown(measured: Measured | None) -> dict[str, float] | None:
+    return measured.as_dict() if measured is not None else None
+
+
+def _scaled(measured: Measured | None, factor: float) -> Measured | None:
+    if measured is None:
+        return None
+    return Measured(
+        measured.value * factor,
+        measured.low * factor,
+        measured.high * factor,
+        measured.n,
+        measured.level,
+    )
