@@ -59,7 +59,11 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """One upstream event. `payload` is the event's JSON as received, never re-encoded."""
+    """One upstream event. `payload` is the event's JSON as received, never re-encoded.
+
+    (But for a frame whose id changed or whose tool call has no index: readers_choices.py.)
+    Any kind may carry `finish` and `usage`: some upstreams put all three in one frame.
+    """
 
     kind: PieceKind
     event: str = ""  # the `event:` name, "" where the dialect has none
@@ -99,5 +103,5 @@ class StreamWriter(Protocol):
         ...
 
     def finish(self, extra: dict[str, object] | None) -> bytes:
-        """Whatever is still owed: the usage frame if asked for (with `extra` merged in), the end."""
+        """Whatever is still owed: the usage frame if asked for, `extra` merged in, and the end."""
         ...

@@ -131,7 +131,7 @@ def parse_request(surface: Surface, body: bytes) -> ParsedRequest:
         max_tokens=limits.max_tokens,
         text_bytes=tally.text_bytes,
         num_images=tally.num_images,
-        needs=_needs(needs, tally, limits.num_choices),
+        needs=_needs(needs, tally),
         models=tuple(name for name in head.models or () if name != head.model),
         provider=bytes(head.provider) if raw_len(head.provider) else None,
         service_tier=head.service_tier or "",
@@ -211,13 +211,16 @@ def _read_chat(head: ChatHead, tally: Tally) -> tuple[list[str], _Limits]:
         needs.append("reasoning")
     if head.modalities is not None and "audio" in head.modalities:
         needs.append("audio")
+    num_choices = head.n or 1
+    if num_choices > 1:
+        needs.append("n")
     options = head.stream_options
     asked = (options is not None and options.include_usage is True) or (
         head.usage is not None and head.usage.include is True
     )
     sizes = [size for size in (head.max_tokens, head.max_completion_tokens) if size is not None]
     return needs, _Limits(
-        max_tokens=max(sizes, default=None), num_choices=head.n or 1, include_usage=asked
+        max_tokens=max(sizes, default=None), num_choices=num_choices, include_usage=asked
     )
 
 
@@ -233,13 +236,16 @@ def _wants_reasoning(head: ChatHead) -> bool:
 def _read_completions(head: CompletionsHead, tally: Tally) -> tuple[list[str], _Limits]:
     count_prompt(tally, head.prompt)
     count_content(tally, head.suffix)
-    options = head.stream_options
-    num_prompts = 1
+    needs = ["logprobs"] if head.logprobs is not None else []
+    num_choices = max(head.n or 1, head.best_of or 1)
+    if num_choices > 1:
+        needs.append("n")
     if isinstance(head.prompt, list) and head.prompt and not isinstance(head.prompt[0], int):
-        num_prompts = len(head.prompt)
-    return ["logprobs"] if head.logprobs is not None else [], _Limits(
+        num_choices *= len(head.prompt)  # each prompt of a list is answered
+    options = head.stream_options
+    return needs, _Limits(
         max_tokens=head.max_tokens,
-        num_choices=max(head.n or 1, head.best_of or 1) * num_prompts,
+        num_choices=num_choices,
         include_usage=options is not None and options.include_usage is True,
     )
 
@@ -301,13 +307,11 @@ def _format_needs(tally: Tally, response_format: ResponseFormat | None) -> list[
     return [name] if name in ("json_schema", "json_object") else []
 
 
-def _needs(needs: list[str], tally: Tally, num_choices: int) -> frozenset[str]:
+def _needs(needs: list[str], tally: Tally) -> frozenset[str]:
     if tally.num_images:
         needs.append("vision")
     if tally.has_audio:
         needs.append("audio")
-    if num_choices > 1:
-        needs.append("n")
     return frozenset(needs) if needs else _NOTHING
 
 
