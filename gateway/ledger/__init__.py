@@ -1,1 +1,1 @@
-
+"""Money: journal, budget leases, reserve and settle, reports."""
