@@ -9,6 +9,7 @@ from gateway.errors import InvalidRequest, Unauthenticated
 # OpenAI SDKs send Authorization, Anthropic's x-api-key, Azure clients api-key.
 KEY_HEADERS = ("x-api-key", "api-key")
 HEADER_CHARS_MAX = 1_024
+_BEARER = "Bearer "
 
 
 def credential(headers: Mapping[str, str]) -> str:
@@ -18,6 +19,9 @@ def credential(headers: Mapping[str, str]) -> str:
     Raises Unauthenticated when there is none, InvalidRequest when there are two different ones:
     which of them counts would otherwise be a guess, and checks could be made with the other.
     """
+    value = headers.get("authorization")
+    if value is not None and _is_plain(value) and not any(name in headers for name in KEY_HEADERS):
+        return value[len(_BEARER) :]
     found: str | None = None
     for text in _credentials(headers):
         if found is not None and text != found:
@@ -33,6 +37,16 @@ def credential(headers: Mapping[str, str]) -> str:
             "'x-api-key: lr-…'; keys come from: looprouter keys create"
         )
     return found
+
+
+def _is_plain(value: str) -> bool:
+    # The usual form, told apart without taking it to pieces.
+    return (
+        value.startswith(_BEARER)
+        and len(_BEARER) < len(value) <= HEADER_CHARS_MAX
+        and "," not in value
+        and " " not in value[len(_BEARER) :]
+    )
 
 
 def _credentials(headers: Mapping[str, str]) -> Iterator[str]:
