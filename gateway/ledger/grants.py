@@ -11,21 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.journal import Position
 from gateway.ledger.leases import Budget, Grant, Want, slice_nanos
 from gateway.ledger.windows import Window, window_of
 from gateway.store.ledger_tables import budget_windows, budgets, holders, leases
+from gateway.store.upsert import insert_into
 
 ROWS_PER_QUERY_MAX = 500
-
-
-def insert_ignore(connection: AsyncConnection, table: sa.Table) -> Any:
-    """INSERT that leaves a row alone which is there already."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    return dialect.insert(table).on_conflict_do_nothing()
 
 
 async def lock_holder(
@@ -55,9 +49,7 @@ async def register_holder(
         "applied_file": start.file_no,
         "applied_offset": start.offset,
     }
-    await connection.execute(
-        insert_ignore(connection, holders).values(holder_id=holder_id, **values)
-    )
+    await connection.execute(insert_into(connection, holders).values(holder_id=holder_id, **values))
     await connection.execute(
         sa.update(holders).where(holders.c.holder_id == holder_id).values(**values)
     )
@@ -160,7 +152,8 @@ async def _lock_window(
     )
     row = (await connection.execute(query)).first()
     if row is None:
-        await connection.execute(insert_ignore(connection, budget_windows).values(**key))
+        new = insert_into(connection, budget_windows).values(**key)
+        await connection.execute(new.on_conflict_do_nothing())
         row = (await connection.execute(query)).one()
     return row.spent_nanos, row.leased_nanos
 

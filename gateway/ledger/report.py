@@ -1,0 +1,87 @@
+"""What was spent, by model, key, endpoint or day, read from SQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from gateway.ledger.records import usd
+from gateway.ledger.windows import SECONDS_PER_DAY
+from gateway.store.engine import Store
+from gateway.store.ledger_tables import attempts
+from gateway.store.tables import keys
+
+By = Literal["model", "key", "endpoint", "day"]
+GROUPS: tuple[By, ...] = ("model", "key", "endpoint", "day")
+ROWS_MAX = 10_000
+
+_TOKENS = tuple(column.name for column in attempts.c if column.name.endswith("_tokens"))
+
+
+async def report(
+    store: Store, *, by: By, since: float | None = None, tenant: str | None = None
+) -> list[dict[str, Any]]:
+    """
+    One row a group, dearest first (days in order): attempts, tokens by bucket, dollars as strings.
+
+    `cost_usd` is what providers charge: billed to clients + overrun + waste, both the operator's.
+    `since` is unix seconds of when an attempt was sent; `tenant` is a tenant's id. At most
+    ROWS_MAX rows come back.
+    """
+    group = _group(by, is_sqlite=store.is_sqlite)
+    c = attempts.c
+    is_sent = sa.case((c.state == "sent", 1), else_=0)
+    query = sa.select(
+        group.label("grouped"),
+        sa.func.count().label("attempts"),
+        sa.func.sum(is_sent).label("in_flight"),
+        sa.func.sum(sa.case((c.is_estimated, 1), else_=0)).label("estimated"),
+        *(sa.func.sum(c[name]).label(name) for name in (*_MONEY, *_TOKENS)),
+    ).group_by(group)
+    if since is not None:
+        query = query.where(c.sent_at >= since)
+    if tenant is not None:
+        query = query.where(c.tenant_id == tenant)
+    order = (group,) if by == "day" else (sa.func.sum(c.cost_nanos).desc(), group)
+    async with store.read() as connection:
+        rows = list(await connection.execute(query.order_by(*order).limit(ROWS_MAX)))
+        names: dict[str, str] = {}
+        if by == "key":
+            named = await connection.execute(sa.select(keys.c.id, keys.c.name))
+            names = {row.id: row.name for row in named}
+    return [_row(by, row, names) for row in rows]
+
+
+_MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
+
+
+def _group(by: By, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
+    c = attempts.c
+    if by == "day":
+        days = c.sent_at / SECONDS_PER_DAY
+        # A cast cuts off on SQLite and rounds on PostgreSQL.
+        return sa.cast(days if is_sqlite else sa.func.floor(days), sa.BigInteger)
+    columns: dict[str, sa.Column[str]] = {
+        "model": c.model,
+        "key": c.key_id,
+        "endpoint": c.endpoint_id,
+    }
+    if by not in columns:
+        raise ValueError(f"cannot report by {by!r}; use {', '.join(GROUPS)}")
+    return columns[by]
+
+
+def _row(by: By, row: sa.Row[Any], names: dict[str, str]) -> dict[str, Any]:
+    grouped = row.grouped
+    if by == "day":
+        grouped = datetime.fromtimestamp(int(grouped) * SECONDS_PER_DAY, UTC).strftime("%Y-%m-%d")
+    found: dict[str, Any] = {by: grouped}
+    if by == "key":
+        found["key_name"] = names.get(grouped, "")
+    for name in ("attempts", "in_flight", "estimated", *_TOKENS):
+        found[name] = int(getattr(row, name))
+    for name in _MONEY:
+        found[name.removesuffix("_nanos") + "_usd"] = usd(int(getattr(row, name)))
+    return found
