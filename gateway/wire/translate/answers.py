@@ -42,18 +42,18 @@ Block = dict[str, object]
 
 class _Block(msgspec.Struct):
     type: str = ""
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    data: str = ""
-    id: str = ""
-    name: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Message(msgspec.Struct):
-    id: str = ""
-    model: str = ""
+    id: str | None = None
+    model: str | None = None
     content: list[_Block] = []
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -80,13 +80,13 @@ def chat_answer(
     usage = read_usage(Surface.MESSAGES, answer.usage) or Usage()
     message: dict[str, object] = {"role": "assistant", "content": None, "refusal": None}
     calls = [_chat_call(block) for block in answer.content if block.type == "tool_use"]
-    texts = [block.text for block in answer.content if block.type == "text"]
+    texts = [block.text or "" for block in answer.content if block.type == "text"]
     if texts or not calls:
         message["content"] = "".join(texts)
     if answer.stop_reason == "refusal" and answer.stop_details is not None:
         message["refusal"] = answer.stop_details.explanation
     thoughts = [block for block in answer.content if block.type.endswith("thinking")]
-    if thought := "".join(block.thinking for block in thoughts):
+    if thought := "".join(block.thinking or "" for block in thoughts):
         message["reasoning_content"] = thought
     if details := _details(thoughts):
         message["reasoning_details"] = details
@@ -115,8 +115,8 @@ def chat_answer(
 
 
 def _chat_call(block: _Block) -> Block:
-    function = {"name": block.name, "arguments": input_to_arguments(block.input)}
-    return {"id": block.id, "type": "function", "function": function}
+    function = {"name": block.name or "", "arguments": input_to_arguments(block.input)}
+    return {"id": block.id or "", "type": "function", "function": function}
 
 
 def _details(thoughts: list[_Block]) -> list[Block]:
@@ -124,11 +124,11 @@ def _details(thoughts: list[_Block]) -> list[Block]:
     details: list[Block] = []
     for index, block in enumerate(thoughts):
         if block.type == "redacted_thinking":
-            kind: Block = {"type": "reasoning.encrypted", "data": block.data}
-        elif block.signature and len(block.thinking) <= THOUGHT_CHARS_MAX:
+            kind: Block = {"type": "reasoning.encrypted", "data": block.data or ""}
+        elif block.signature and len(block.thinking or "") <= THOUGHT_CHARS_MAX:
             kind = {
                 "type": "reasoning.text",
-                "text": block.thinking,
+                "text": block.thinking or "",
                 "signature": block.signature,
             }
         else:

@@ -23,10 +23,10 @@ class StopDetails(msgspec.Struct):
 
 class _Delta(msgspec.Struct):
     type: str = ""
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    partial_json: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
     stop_details: StopDetails | None = None
@@ -34,18 +34,18 @@ class _Delta(msgspec.Struct):
 
 class _Block(msgspec.Struct):
     type: str = ""
-    text: str = ""
-    thinking: str = ""
-    signature: str = ""
-    data: str = ""
-    id: str = ""
-    name: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    id: str | None = None
+    name: str | None = None
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Message(msgspec.Struct):
-    id: str = ""
-    model: str = ""
+    id: str | None = None
+    model: str | None = None
 
 
 class _Event(msgspec.Struct):
@@ -150,7 +150,7 @@ class ChatFromMessages:
             return self._before + delta + self._after
         return self._role() + self._before + delta + self._after
 
-    def _say(self, name: bytes, said: str) -> bytes:
+    def _say(self, name: bytes, said: str | None) -> bytes:
         return self._frame(b'{"' + name + b'":' + encode_text(said) + b"}") if said else b""
 
     def _start(self, index: int, block: _Block) -> bytes:
@@ -158,17 +158,17 @@ class ChatFromMessages:
             call = _Call(self._num_calls, bytes(block.input))
             self._blocks[index] = call
             self._num_calls += 1
-            function = {"name": block.name, "arguments": ""}
-            entry = {"index": call.index, "id": block.id, "type": "function", "function": function}
+            function = {"name": block.name or "", "arguments": ""}
+            entry = {"index": call.index, "id": block.id or "", "type": "function", "function": function}
             return self._frame(encode_said({"tool_calls": [entry]}))
         if block.type == "thinking":
-            thought = _Thought(self._num_details, signature=block.signature)
+            thought = _Thought(self._num_details, signature=block.signature or "")
             self._blocks[index] = thought
             self._num_details += 1
             return self._think(thought, block.thinking)
         if block.type == "redacted_thinking":
             detail = {
-                "type": "reasoning.encrypted", "data": block.data,
+                "type": "reasoning.encrypted", "data": block.data or "",
                 "format": SIGNATURE_FORMAT, "index": self._num_details,
             }  # fmt: skip
             self._num_details += 1
@@ -184,17 +184,19 @@ class ChatFromMessages:
         if delta.type == "thinking_delta" and isinstance(block, _Thought):
             return self._think(block, delta.thinking)
         if delta.type == "signature_delta" and isinstance(block, _Thought):
-            block.signature = delta.signature
+            block.signature = delta.signature or ""
         return b""
 
-    def _arguments(self, call: _Call, fragment: str) -> bytes:
+    def _arguments(self, call: _Call, fragment: str | None) -> bytes:
         if not fragment:
             return b""
         call.has_arguments = True
         entry = {"index": call.index, "function": {"arguments": fragment}}
         return self._frame(encode_said({"tool_calls": [entry]}))
 
-    def _think(self, thought: _Thought, said: str) -> bytes:
+    def _think(self, thought: _Thought, said: str | None) -> bytes:
+        if not said:
+            return b""
         thought.num_chars += len(said)
         if thought.num_chars <= THOUGHT_CHARS_MAX:
             thought.texts.append(said)
@@ -222,7 +224,7 @@ class ChatFromMessages:
         self._has_finish = True
         frames = [self._role()]
         if delta.stop_reason == "refusal" and delta.stop_details is not None:
-            frames.append(self._say(b"refusal", delta.stop_details.explanation or ""))
+            frames.append(self._say(b"refusal", delta.stop_details.explanation))
         end = b'{},"logprobs":null,"finish_reason":' + encode(finish_reason(delta.stop_reason))
         if delta.stop_sequence is not None:
             end += b',"stop_reason":' + encode(delta.stop_sequence)
