@@ -1,0 +1,202 @@
+"""Which endpoints may take a request at all. Each exclusion names its rule in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway.core import EndpointLive, FleetView, Lane, PriceRow, ProviderPreferences, RequestFacts
+from gateway.policy.policy import Indexed, Policy
+from gateway.policy.routes import Preference
+from gateway.policy.units import PICOS_OF_USD_PER_MTOK
+from gateway.prices.rows import STANDARD, UNPRICED, bucket_picos, pick_row, tier_of
+
+# Needs that an endpoint whose capabilities are known must have; the rest pass through as they are.
+HARD_NEEDS = frozenset({"tools", "json_schema", "json_object", "vision", "audio"})
+NOT_SEEN = EndpointLive(endpoint_id="")
+_NO_PREFERENCES = ProviderPreferences()
+
+# Names in OpenRouter's `max_price` → our buckets; `request` is dollars a request.
+_PRICE_BUCKETS: dict[str, str] = {
+    "prompt": "input",
+    "completion": "output",
+    "image": "image_input",
+    "audio": "audio_input",
+}
+_NANOS_OF_USD = 1e9
+
+
+@dataclass(slots=True)
+class Filtered:
+    """Who may serve, and why the others may not."""
+
+    eligible: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # the last: index of the model
+    excluded: list[tuple[str, str]]  # endpoint id, "rule: sentence"
+    open_breakers: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # nothing else against them
+    num_full: int  # excluded by learned capacity alone
+
+
+def filter_endpoints(
+    facts: RequestFacts,
+    view: FleetView,
+    policy: Policy,
+    preference: Preference,
+    tried: Collection[str],
+) -> Filtered:
+    """Every endpoint of every model wanted, in the order of the models, judged once."""
+    found = Filtered([], [], [], 0)
+    live_of, prices = view.live, view.snapshot.prices
+    needs = facts.needs & HARD_NEEDS
+    asked_tier = tier_of(facts.service_tier)
+    is_picky = facts.preferences != _NO_PREFERENCES
+    has_limit = preference.input_picos_max is not None or preference.output_picos_max is not None
+    for one, model_idx in _pool(facts, policy):
+        endpoint = one.endpoint
+        reason = _static_reason(one, facts, needs, asked_tier)
+        if reason is None and is_picky:
+            reason = _preference_reason(one, facts)
+        if reason is not None:
+            found.excluded.append((one.id, reason))
+            continue
+        rows = prices.get(one.id) or endpoint.prices
+        tier = asked_tier if endpoint.tier == STANDARD else endpoint.tier
+        row = (
+            rows[0]
+            if len(rows) == 1 and not rows[0].context_tokens_min
+            else pick_row(rows, tier=tier, context_tokens=facts.prompt_tokens)
+        )
+        if row.source == UNPRICED.source and policy.unpriced == "block":
+            reason = "unpriced: its price is unknown; state `price`, or `unpriced: cap` or `allow`"
+        elif has_limit or is_picky:
+            reason = _price_reason(row, preference, facts)
+        if reason is None and one.id in tried:
+            reason = "tried: this request was already sent there"
+        live = live_of.get(one.id, NOT_SEEN)
+        if reason is None and live.breaker == "open":
+            found.open_breakers.append((one, live, row, model_idx))
+            reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
+        elif reason is None and live.in_flight >= live.capacity:
+            found.num_full += 1
+            reason = (
+                f"capacity: {live.in_flight} requests in flight, learned limit {live.capacity:.1f}"
+            )
+        if reason is None:
+            found.eligible.append((one, live, row, model_idx))
+        else:
+            found.excluded.append((one.id, reason))
+    return found
+
+
+def _pool(facts: RequestFacts, policy: Policy) -> list[tuple[Indexed, int]]:
+    models = facts.models
+    if len(models) == 1:
+        return [(one, 0) for one in policy.pools.get(models[0], ())]
+    seen: set[str] = set()
+    pool: list[tuple[Indexed, int]] = []
+    # `partition: none` sorts across the fallback models, as if they were one.
+    is_one_pool = facts.preferences.partition == "none"
+    for index, model in enumerate(models):
+        for one in policy.pools.get(model, ()):
+            if one.id not in seen:
+                seen.add(one.id)
+                pool.append((one, 0 if is_one_pool else index))
+    return pool
+
+
+def _static_reason(
+    one: Indexed, facts: RequestFacts, needs: frozenset[str], asked_tier: str
+) -> str | None:
+    """What does not change while a policy is in force."""
+    endpoint = one.endpoint
+    if facts.surface not in one.serves:
+        return f"surface: does not serve {facts.surface.value}"
+    if not one.has_key:
+        return f"key: {endpoint.key_env} is not set"
+    if endpoint.tier != STANDARD and not _may_use_tier(endpoint.tier, facts, asked_tier):
+        return f"tier: {endpoint.tier} endpoints are used only when asked for"
+    can = endpoint.capabilities
+    if needs and can and not needs <= can:
+        missing = sorted(n for n in needs - can if n != "json_object" or "json_schema" not in can)
+        if missing:
+            return f"capability: lacks {', '.join(missing)}"
+    context = endpoint.context_tokens_max
+    if context is not None and facts.prompt_tokens > context:
+        return f"context: the prompt is about {facts.prompt_tokens} tokens, its window is {context}"
+    longest = endpoint.output_tokens_max
+    if longest is not None and facts.max_tokens is not None and facts.max_tokens > longest:
+        return f"max_output: answers at most {longest} tokens, {facts.max_tokens} are asked for"
+    return None
+
+
+def _may_use_tier(tier: str, facts: RequestFacts, asked_tier: str) -> bool:
+    if tier == asked_tier:
+        return True
+    if tier == "priority":
+        return facts.suffix == "nitro"
+    is_patient = facts.lane == Lane.BATCH
+    return is_patient or (tier == "flex" and facts.suffix == "floor")
+
+
+def _preference_reason(one: Indexed, facts: RequestFacts) -> str | None:
+    """The hard parts of OpenRouter's `provider` object."""
+    wants, endpoint = facts.preferences, one.endpoint
+    if wants.only and not _is_named(one, wants.only):
+        return "only: not in the request's provider.only"
+    if wants.ignore and _is_named(one, wants.ignore):
+        return "ignore: in the request's provider.ignore"
+    if wants.order and not wants.allow_fallbacks and not _is_named(one, wants.order):
+        return "order: not in provider.order, and allow_fallbacks is false"
+    if wants.quantizations and endpoint.quantisation not in wants.quantizations:
+        return f"quantizations: serves {endpoint.quantisation}"
+    if wants.data_collection == "deny" and endpoint.stores_data is not False:
+        known = "stores prompts" if endpoint.stores_data else "is not known not to store prompts"
+        return f"data_collection: {known}"
+    if wants.zdr and endpoint.zero_retention is not True:
+        return "zdr: is not known to retain nothing"
+    if wants.enforce_distillable_text and endpoint.distillable is not True:
+        return "enforce_distillable_text: its terms are not known to allow it"
+    if wants.require_parameters and endpoint.parameters is not None:
+        missing = facts.parameters - endpoint.parameters
+        if missing:
+            return f"require_parameters: does not support {', '.join(sorted(missing))}"
+    return None
+
+
+def rank_in_order(one: Indexed, order: tuple[str, ...]) -> int:
+    """Its place in `provider.order`; behind the last when it is not named."""
+    for rank, name in enumerate(order):
+        if name.lower() in one.names:
+            return rank
+    return len(order)
+
+
+def _is_named(one: Indexed, names: tuple[str, ...]) -> bool:
+    return any(name.lower() in one.names for name in names)
+
+
+def _price_reason(row: PriceRow, preference: Preference, facts: RequestFacts) -> str | None:
+    wanted = facts.preferences.max_price
+    is_limited = preference.input_picos_max is not None or preference.output_picos_max is not None
+    if not row.is_priced and (wanted or is_limited):
+        return "price_max: its price is unknown, so no limit can be kept"
+    for name, limit in (
+        ("input", preference.input_picos_max),
+        ("output", preference.output_picos_max),
+    ):
+        picos: int = getattr(row, name)
+        if limit is not None and picos > limit:
+            return _too_dear("price_max", name, picos, limit / PICOS_OF_USD_PER_MTOK)
+    for name, usd in wanted:
+        if name == "request":
+            if row.request_nanos > usd * _NANOS_OF_USD:
+                return f"max_price: costs ${row.request_nanos / _NANOS_OF_USD:g} a request"
+        elif name in _PRICE_BUCKETS:
+            picos = bucket_picos(row, _PRICE_BUCKETS[name])
+            if picos > usd * PICOS_OF_USD_PER_MTOK * (1 + 1e-12):
+                return _too_dear("max_price", name, picos, usd)
+    return None
+
+
+def _too_dear(rule: str, name: str, picos: int, limit_usd: float) -> str:
+    price = picos / PICOS_OF_USD_PER_MTOK
+    return f"{rule}: {name} costs ${price:g} a million tokens, the limit is ${limit_usd:g}"

@@ -1,0 +1,176 @@
+"""What a request is predicted to take and to cost at one endpoint (reliability B.3).
+
+load = max(1, (in flight + 1) / capacity)
+T    = load · (TTFT(uncached prompt) + expected output / decode rate)
+C    = (uncached · input + cached · cached_read + output · output price) · waste
+J    = T + (1 − p)/p · time lost by a failure + λ · C
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+from gateway.core import (
+    PICOS_PER_NANO,
+    EndpointLive,
+    EndpointStats,
+    FleetView,
+    PriceRow,
+    RequestFacts,
+    Rng,
+    ScoreTerms,
+)
+from gateway.prices.rows import bucket_picos
+from gateway.wire.pieces import Surface
+
+SUCCESS_FLOOR = 0.01  # below it (1 − p)/p says nothing more
+Z_95 = 1.6448536269514722  # a normal's 95 % quantile
+WITHOUT_OUTPUT = frozenset({Surface.EMBEDDINGS, Surface.COUNT_TOKENS})
+
+# The belief about an endpoint that the snapshot does not know yet: the estimator's own start.
+NOT_MEASURED = EndpointStats(
+    endpoint_id="",
+    ttft_base_s=0.5,
+    prefill_tokens_per_s=7_000.0,
+    ttft_mu=-0.6931471805599453,
+    ttft_sigma=0.45,
+    ttft_n=3.0,
+    rate_mu=4.0943445622221,
+    rate_sigma=0.35,
+    rate_n=3.0,
+    success_p=0.95,
+    success_n=10.0,
+    failure_lost_s=2.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What every endpoint is scored for."""
+
+    prompt_tokens: int
+    output_tokens: float
+    seconds_per_nano: float  # λ
+    is_whole: bool  # answered at once: no stream, end-to-end samples count
+    has_output: bool
+    num_choices: int
+
+
+@dataclass(slots=True)
+class Score:
+    """One endpoint's terms, before they are frozen for the record."""
+
+    stats: EndpointStats
+    load: float
+    uncached: int
+    cached: int
+    ttft_s: float
+    decode_s: float
+    time_s: float
+    success_p: float
+    failure_s: float
+    cost_nanos: int
+    cost_s: float
+    score_s: float
+    drawn_s: float
+    time_p95_s: float
+    is_end_to_end: bool
+
+
+def expected_of(facts: RequestFacts, view: FleetView, seconds_per_nano: float) -> Expected:
+    has_output = facts.surface not in WITHOUT_OUTPUT
+    output = view.output_tokens_expected if has_output else 0.0
+    if facts.max_tokens is not None and output > facts.max_tokens:
+        output = float(facts.max_tokens)
+    return Expected(
+        prompt_tokens=facts.prompt_tokens,
+        output_tokens=output,
+        seconds_per_nano=seconds_per_nano,
+        is_whole=not facts.stream,
+        has_output=has_output,
+        num_choices=facts.num_choices,
+    )
+
+
+def score_endpoint(
+    stats: EndpointStats, live: EndpointLive, row: PriceRow, want: Expected
+) -> Score:
+    """J at the means. The drawn score starts equal to it."""
+    load = (live.in_flight + 1) / live.capacity if live.capacity > 0 else 1.0
+    if load < 1.0:
+        load = 1.0
+    cached = min(live.cached_tokens, want.prompt_tokens)
+    uncached = want.prompt_tokens - cached
+    base = stats.e2e_base_s
+    is_end_to_end = (
+        want.is_whole and base is not None and (not want.has_output or stats.e2e_n > stats.ttft_n)
+    )
+    if is_end_to_end and base is not None:
+        # Whole answers are measured as time = a + b · tokens; that has no first token in it.
+        ttft_s = base
+        decode_s = (stats.e2e_s_per_token or 0.0) * want.output_tokens
+    else:
+        prefill = 1.0 + uncached / (stats.prefill_tokens_per_s * stats.ttft_base_s)
+        ttft_s = exp(stats.ttft_mu) * prefill
+        decode_s = want.output_tokens * exp(-stats.rate_mu) if want.output_tokens else 0.0
+    time_s = load * (ttft_s + decode_s)
+    success = stats.success_p if stats.success_p > SUCCESS_FLOOR else SUCCESS_FLOOR
+    failure_s = (1.0 - success) / success * stats.failure_lost_s
+    cost_nanos = cost_expected(row, uncached, cached, want, stats.waste)
+    cost_s = want.seconds_per_nano * cost_nanos
+    score_s = time_s + failure_s + cost_s
+    return Score(
+        stats, load, uncached, cached, ttft_s, decode_s, time_s, success, failure_s,
+        cost_nanos, cost_s, score_s, score_s, 0.0, is_end_to_end,
+    )  # fmt: skip
+
+
+def cost_expected(row: PriceRow, uncached: int, cached: int, want: Expected, waste: float) -> int:
+    """Nano-dollars of the expected answer, flat fee included."""
+    picos = uncached * row.input + want.output_tokens * want.num_choices * row.output
+    if cached:
+        picos += cached * bucket_picos(row, "cached_read")
+    return int(picos * waste / PICOS_PER_NANO) + row.request_nanos
+
+
+def time_p95_s(score: Score) -> float:
+    """T that 95 of 100 requests stay under, both parts taken at their own 95 % (an upper bound)."""
+    stats = score.stats
+    slow_decode = stats.ttft_sigma if score.is_end_to_end else stats.rate_sigma
+    return score.load * (
+        score.ttft_s * exp(Z_95 * stats.ttft_sigma) + score.decode_s * exp(Z_95 * slow_decode)
+    )
+
+
+def draw(score: Score, rng: Rng) -> float:
+    """J at one draw of ln TTFT and ln rate from the belief N(mu, sigma²/n) (reliability B.4.3)."""
+    stats = score.stats
+    if score.is_end_to_end:
+        both = exp(rng.gauss(0.0, stats.ttft_sigma / max(stats.e2e_n, 1.0) ** 0.5))
+        time_s = score.time_s * both
+    else:
+        ttft_s = score.ttft_s * exp(rng.gauss(0.0, stats.ttft_sigma / stats.ttft_n**0.5))
+        decode_s = score.decode_s
+        if decode_s:
+            decode_s *= exp(-rng.gauss(0.0, stats.rate_sigma / stats.rate_n**0.5))
+        time_s = score.load * (ttft_s + decode_s)
+    return time_s + score.failure_s + score.cost_s
+
+
+def frozen(score: Score) -> ScoreTerms:
+    """The terms for the record."""
+    return ScoreTerms(
+        load=score.load,
+        uncached_tokens=score.uncached,
+        cached_tokens=score.cached,
+        ttft_s=score.ttft_s,
+        decode_s=score.decode_s,
+        time_s=score.time_s,
+        success_p=score.success_p,
+        failure_s=score.failure_s,
+        cost_nanos=score.cost_nanos,
+        cost_s=score.cost_s,
+        score_s=score.score_s,
+        drawn_score_s=score.drawn_s,
+    )
