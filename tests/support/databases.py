@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import create_mock_engine
 
-from gateway.store.engine import Store, make_engine, open_store, parse_url
+from gateway.store.engine import Store, open_store
 from gateway.store.tables import metadata
 
 POSTGRES_ENV = "LOOPROUTER_TEST_POSTGRES_URL"
@@ -30,17 +31,17 @@ def redis_url() -> str:
 @asynccontextmanager
 async def postgres_schema() -> AsyncIterator[str]:
     """The URL of a fresh, empty schema; dropped at the end."""
+    import asyncpg
+
     schema = f"test_{secrets.token_hex(8)}"
-    engine = make_engine(parse_url(postgres_server_url()), pool_size=1)
+    server = postgres_server_url()
+    connection = await asyncpg.connect(server)
     try:
-        async with engine.begin() as connection:
-            await connection.execute(text(f"CREATE SCHEMA {schema}"))
-        joint = "&" if "?" in postgres_server_url() else "?"
-        yield f"{postgres_server_url()}{joint}search_path={schema}"
+        await connection.execute(f"CREATE SCHEMA {schema}")
+        yield f"{server}{'&' if '?' in server else '?'}search_path={schema}"
     finally:
-        async with engine.begin() as connection:
-            await connection.execute(text(f"DROP SCHEMA IF EXISTS {schema} CASCADE"))
-        await engine.dispose()
+        await connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        await connection.close()
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def sqlite_store(directory: Path) -> AsyncIterator[Store]:
     store = await open_store(f"sqlite:///{directory}/looprouter.db")
     try:
         async with store.begin() as connection:
-            await connection.run_sync(metadata.create_all)
+            await connection.run_sync(metadata.create_all, checkfirst=False)
         yield store
     finally:
         await store.close()
@@ -61,8 +62,21 @@ async def postgres_store() -> AsyncIterator[Store]:
     async with postgres_schema() as url:
         store = await open_store(url)
         try:
-            async with store.begin() as connection:
-                await connection.run_sync(metadata.create_all)
+            async with store.engine.connect() as connection:
+                raw = await connection.get_raw_connection()
+                await raw.driver_connection.execute(_postgres_tables())
             yield store
         finally:
             await store.close()
+
+
+@functools.cache
+def _postgres_tables() -> str:
+    # One text, one round trip: create_all asks the server about each table first.
+    statements: list[str] = []
+    engine = create_mock_engine(
+        "postgresql+asyncpg://",
+        lambda ddl, *_, **__: statements.append(str(ddl.compile(dialect=engine.dialect))),
+    )
+    metadata.create_all(engine, checkfirst=False)
+    return ";\n".join(statements)
