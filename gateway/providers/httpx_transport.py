@@ -50,6 +50,14 @@ _HTTPCORE_ERRORS = (
 )
 
 
+_Lane = tuple[Network, bool]  # where addresses may lie, and whether certificates are checked
+_LANES: tuple[_Lane, ...] = (
+    (Network.PUBLIC, True),
+    (Network.PRIVATE, True),
+    (Network.PRIVATE, False),
+)
+
+
 class _PoolTransport(httpx.AsyncBaseTransport):
     """httpx's lower half over an httpcore pool that we configure (httpx hides the backend)."""
 
@@ -93,7 +101,7 @@ class _BodyStream(httpx.AsyncByteStream):
 
 
 class HttpxTransport:
-    """One httpx client for each kind of network: pooled connections never cross the rule."""
+    """One httpx client for each lane, so that pooled connections never cross a rule."""
 
     def __init__(
         self,
@@ -106,20 +114,21 @@ class HttpxTransport:
         self._clock = clock
         self._counters = TransportCounters()
         self._targets: dict[tuple[str, Network], Target] = {}
-        self._backends: dict[Network, GuardedBackend] = {}
-        self._clients: dict[Network, httpx.AsyncClient] = {}
-        tls = ssl_context or trusting_context()
-        for network in Network:
+        self._backends: dict[_Lane, GuardedBackend] = {}
+        self._clients: dict[_Lane, httpx.AsyncClient] = {}
+        verified = ssl_context or trusting_context()
+        for lane in _LANES:
+            network, verify_tls = lane
             backend = GuardedBackend(network, clock=clock, resolve=resolve)
             pool = httpcore.AsyncConnectionPool(
-                ssl_context=tls,
+                ssl_context=verified if verify_tls else believing_context(),
                 max_connections=connections_max,
                 max_keepalive_connections=min(IDLE_CONNECTIONS_MAX, connections_max),
                 keepalive_expiry=IDLE_S_MAX,
                 network_backend=backend,
             )
-            self._backends[network] = backend
-            self._clients[network] = httpx.AsyncClient(
+            self._backends[lane] = backend
+            self._clients[lane] = httpx.AsyncClient(
                 transport=_PoolTransport(pool),
                 trust_env=False,
                 follow_redirects=False,
@@ -147,7 +156,8 @@ class HttpxTransport:
             self._check_target(request)
             prepared = _prepare(request, connect_timeout_s)
             async with asyncio.timeout(headers_timeout_s):
-                return await self._send_fresh(request.network, prepared, progress)
+                client = self._clients[request.network, request.verify_tls]
+                return await self._send_fresh(client, prepared, progress)
         except TimeoutError as error:
             raise self._failed(
                 FailureClass.TIMEOUT_FIRST_TOKEN,
@@ -160,13 +170,13 @@ class HttpxTransport:
             raise self._failed(FailureClass.MISCONFIGURED, message, was_refused=True) from error
 
     async def _send_fresh(
-        self, network: Network, prepared: httpx.Request, progress: SendProgress
+        self, client: httpx.AsyncClient, prepared: httpx.Request, progress: SendProgress
     ) -> UpstreamResponse:
         """Send; once more if a pooled connection proved dead before it took a byte."""
         for is_last in (False, True):
             with sending(progress) as current:
                 try:
-                    answer = await self._clients[network].send(prepared, stream=True)
+                    answer = await client.send(prepared, stream=True)
                 except _HTTPCORE_ERRORS as error:
                     if not (is_last or progress.is_sent or current.is_connected) and (
                         current.has_failed_write
@@ -264,6 +274,14 @@ def trusting_context() -> ssl.SSLContext:
     """The system's certificate authorities (a company's own among them) and certifi's."""
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
+    return context
+
+
+def believing_context() -> ssl.SSLContext:
+    """Accepts any certificate: an own machine with a self-signed one (`verify_tls: false`)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 

@@ -32,6 +32,7 @@ class UpstreamRequest:
     headers: Headers
     body: bytes = b""
     network: Network = Network.PUBLIC
+    verify_tls: bool = True  # False only on private networks
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ class Transport(Protocol):
 
 def check_request(request: UpstreamRequest) -> None:
     """Raise ValueError for what could split or smuggle: bad method, name, CR, LF, NUL."""
+    if not request.verify_tls and request.network is not Network.PRIVATE:
+        raise ValueError("certificates go unchecked only with `network: private`")
     if request.method not in ("GET", "POST"):
         raise ValueError(f"method {request.method!r} is not used upstream")
     for name, value in request.headers:

@@ -88,6 +88,7 @@ class AttemptMachine:
         self._finish: str | None = None
         self._num_finishes = 0
         self._output_tokens = 0
+        self._idle_s = limits.idle_s
         self._report: Failed | None = None  # the failure the client will hear of
         self._retry_after_s: float | None = None
         self._total_at = now + limits.total_s
@@ -138,6 +139,7 @@ class AttemptMachine:
             return []
         if isinstance(event, Sent):
             self._first_token_at = now + event.first_token_timeout_s
+            self._idle_s = event.idle_s if event.idle_s is not None else self._limits.idle_s
             return []
         if isinstance(event, Failed):
             self._is_running = False
@@ -293,7 +295,7 @@ class AttemptMachine:
     # Timers
 
     def _rewind_timers(self, now: float, has_content: bool) -> None:
-        self._idle_at = now + self._limits.idle_s
+        self._idle_at = now + self._idle_s
         if has_content or self._content_at is None:
             self._content_at = now + self._limits.content_s
 

@@ -15,6 +15,7 @@ class Sent:
 
     attempt: int
     first_token_timeout_s: float
+    idle_s: float | None = None  # the endpoint's own, instead of the limits'
 
 
 @dataclass(frozen=True, slots=True)

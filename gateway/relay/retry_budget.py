@@ -49,9 +49,9 @@ class _Window:
         self._retries[slot] += 1
         self.num_retries += 1
 
-    def has_room(self, second: int) -> bool:
+    def has_room(self, second: int, share: float, floor: int) -> bool:
         self.advance(second)
-        return self.num_retries < FLOOR + int(SHARE * max(self.num_requests, self.active))
+        return self.num_retries < floor + int(share * max(self.num_requests, self.active))
 
 
 class RetryBudget:
@@ -73,11 +73,11 @@ class RetryBudget:
         if window is not None:
             window.active = max(0, window.active - 1)
 
-    def take(self, tenant_id: str, now: float) -> bool:
+    def take(self, tenant_id: str, now: float, *, share: float = SHARE, floor: int = FLOOR) -> bool:
         """Spend one permit of the gateway and of the tenant, or neither."""
         second = int(now)
         tenant = self._tenant(tenant_id)
-        if not (self._all.has_room(second) and tenant.has_room(second)):
+        if not (self._all.has_room(second, share, floor) and tenant.has_room(second, share, floor)):
             self.num_denied += 1
             return False
         self._all.take(second)
