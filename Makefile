@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check lock bench wheel audit clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on by run, test and bench'
+
+setup: $(VENV)/.installed ## make .venv from the lock (run, test and check do it by themselves)
+
+run: setup ## start LoopRouter: prints the status page, one key and a curl line
+	@$(BIN)/looprouter up $(ARGS)
+
+test: setup ## run all tests; says what is missing for those it cannot run
+	@$(BIN)/python tests/run_tests.py $(ARGS)
+
+check: setup ## lint, types, import contracts, tidy and unit tests, in under a minute
+	@$(BIN)/python tests/run_checks.py
+
+lock: setup ## write requirements.lock anew; UPGRADE=1 moves every pin to the newest
+	@$(BIN)/python deploy/lock.py $(if $(UPGRADE),--upgrade)
+
+bench: setup ## measure the hot paths and print a table
+	@$(BIN)/python tests/bench/run.py $(ARGS)
+
+wheel: setup ## build the wheel into dist/
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+audit: setup ## check hashes, start-up hooks and advisories of what is installed; write the SBOM
+	@$(BIN)/python deploy/audit.py
+
+clean: ## remove .venv and everything built
+	@rm -rf $(VENV) build dist tests/e2e/node/node_modules .mypy_cache .ruff_cache .pytest_cache
+
+# Stamps: each step runs once, and again only when what it depends on has changed.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or later is needed; say which: make PYTHON=python3.12'; exit 1; }
+	@echo 'setting up $(VENV) (once) ...'
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo 'the venv module is missing; on Debian: apt-get install -y python3-venv'; exit 1; }
+	@touch $@
+
+$(VENV)/.locked: requirements.lock $(VENV)/.created
+	@echo 'installing the locked packages (once, about a minute) ...'
+	@$(PIP) install --require-hashes --only-binary :all: -r requirements.lock
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.locked
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@

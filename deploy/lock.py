@@ -1,0 +1,98 @@
+"""Writes requirements.lock: every package with version and hashes, torch and triton excepted.
+
+Those two are pinned by version in pyproject.toml, because each machine takes its own build of them
+(CPU, ROCm, CUDA). Pins already in the lock are kept; `--upgrade` moves all to the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from pip._internal.models.link import Link
+from piptools.repositories.pypi import PyPIRepository
+from piptools.scripts.compile import cli as pip_compile
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "requirements.lock"
+EXTRAS = ("dev", "backend")
+NOT_LOCKED = ("torch", "triton")
+
+HEADER = """\
+# Every package that `make run` and `make test` install, with its hashes. Written by `make lock`.
+# Install with: pip install --require-hashes -r requirements.lock
+"""
+
+
+def requirement_name(requirement: str) -> str:
+    return re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def wanted(project: dict[str, object], extras: tuple[str, ...]) -> list[str]:
+    """The project's requirements with its extras, our own name in them resolved."""
+    groups = project["optional-dependencies"]
+    assert isinstance(groups, dict)
+    found = list(project["dependencies"])  # type: ignore[call-overload]  # a list in the schema
+    for extra in extras:
+        for requirement in groups[extra]:
+            inner = re.fullmatch(r"looprouter\[([\w,-]+)\]", requirement)
+            if inner is not None:
+                found += wanted({**project, "dependencies": []}, tuple(inner[1].split(",")))
+            elif requirement_name(requirement) not in NOT_LOCKED:
+                found.append(requirement)
+    return sorted(set(found))
+
+
+def compiled(requirements: list[str], current: str, *, upgrade: bool) -> str:
+    """What pip-compile makes of them. It runs in an empty folder, so that no path gets in."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "pyproject.in").write_text("\n".join(requirements) + "\n")
+        Path(folder, "requirements.lock").write_text(current)
+        arguments = [
+            *("--quiet", "--generate-hashes", "--allow-unsafe", "--strip-extras", "--no-header"),
+            *("--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host"),
+            *("--no-emit-options", "--annotation-style", "line", "--resolver", "backtracking"),
+            *("--output-file", "requirements.lock", *(["--upgrade"] if upgrade else [])),
+            "pyproject.in",
+        ]
+        with contextlib.chdir(folder):
+            pip_compile(arguments, standalone_mode=False)
+        return Path(folder, "requirements.lock").read_text()
+
+
+def trust_announced_hashes() -> None:
+    """Take each file's hash from the index page it was found on instead of downloading it.
+
+    pip-compile would fetch every wheel of every platform (gigabytes) to hash it. pip checks each
+    download against the very same announced hash, so nothing is lost.
+    """
+    downloaded = PyPIRepository._get_file_hash
+
+    def announced(repository: PyPIRepository, link: Link) -> str:
+        if link.hash_name == "sha256" and link.hash:
+            return f"sha256:{link.hash}"
+        return downloaded(repository, link)
+
+    PyPIRepository._get_file_hash = announced
+
+
+def main() -> int:
+    trust_announced_hashes()
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        described = tomllib.load(file)
+    requirements = wanted(described["project"], EXTRAS) + described["build-system"]["requires"]
+    current = LOCK.read_text() if LOCK.exists() else ""
+    body = compiled(sorted(set(requirements)), current, upgrade="--upgrade" in sys.argv[1:])
+    lines = [line for line in body.splitlines() if not line.startswith("#")]
+    LOCK.write_text(HEADER + "\n".join(lines).strip("\n") + "\n")
+    num_packages = sum(1 for line in lines if re.match(r"[a-z0-9]", line))
+    print(f"requirements.lock: {num_packages} packages with hashes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

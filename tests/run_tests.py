@@ -1,0 +1,132 @@
+"""Runs every test: brings up what they need, and says what is missing for those it must leave out.
+
+With CI=true a group that cannot run is a failure. Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.services import (  # noqa: E402 - the path above comes first
+    POSTGRES_ENV,
+    REDIS_ENV,
+    ServiceMissing,
+    postgres_url,
+    redis_url,
+)
+
+NODE_FOLDER = ROOT / "tests/e2e/node"
+NODE_VERSION_MIN = 20
+BENCH_FOLDER = "tests/bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tests behind one marker, and what they cannot do without."""
+
+    marker: str
+    shown_as: str
+    environ: str  # the variable the tests read, "" where there is none
+    bring_up: Callable[[], AbstractContextManager[str]]
+    install: str
+
+
+@contextlib.contextmanager
+def node_packages():  # type: ignore[no-untyped-def]  # a plain context manager of one string
+    """The locked npm packages beside the Node tests, installed once a lock."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise ServiceMissing("no node or no npm")
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(said.lstrip("v").split(".")[0]) < NODE_VERSION_MIN:
+        raise ServiceMissing(f"node {said.strip()} is older than {NODE_VERSION_MIN}")
+    lock = hashlib.sha256((NODE_FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    stamp = NODE_FOLDER / "node_modules/.lock-sha256"
+    if not stamp.exists() or stamp.read_text() != lock:
+        command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        if subprocess.run(command, cwd=NODE_FOLDER, check=False).returncode != 0:
+            raise ServiceMissing("npm ci failed (see above)")
+        stamp.write_text(lock)
+    yield str(NODE_FOLDER)
+
+
+GROUPS = (
+    Group(
+        "postgres",
+        "PostgreSQL",
+        POSTGRES_ENV,
+        postgres_url,
+        "apt-get install -y postgresql  (macOS: brew install postgresql)",
+    ),
+    Group(
+        "redis",
+        "Redis",
+        REDIS_ENV,
+        redis_url,
+        "apt-get install -y redis-server  (macOS: brew install redis)",
+    ),
+    Group(
+        "node",
+        "Node.js with the openai package",
+        "",
+        node_packages,
+        "apt-get install -y nodejs npm  (macOS: brew install node; 20 or later)",
+    ),
+)
+
+
+def bring_up(stack: contextlib.ExitStack) -> dict[str, ServiceMissing]:
+    """Start what each group needs and put its address into the environment."""
+    missing: dict[str, ServiceMissing] = {}
+    for group in GROUPS:
+        try:
+            address = stack.enter_context(group.bring_up())
+        except ServiceMissing as error:
+            missing[group.marker] = error
+            continue
+        if group.environ:
+            os.environ[group.environ] = address
+        print(f"{group.shown_as}: {address.replace(str(ROOT), '.')}", flush=True)
+    return missing
+
+
+def report(missing: dict[str, ServiceMissing], *, is_ci: bool) -> None:
+    for group in GROUPS:
+        if group.marker in missing:
+            word = "FAILED" if is_ci else "not run"
+            print(f"{word}: tests that need {group.shown_as}: {missing[group.marker]}")
+            print(f"         to run them: {group.install}")
+
+
+def main(arguments: list[str]) -> int:
+    is_ci = os.environ.get("CI", "").lower() in ("1", "true")
+    started_s = time.monotonic()
+    os.chdir(ROOT)
+    with contextlib.ExitStack() as stack:
+        missing = bring_up(stack)
+        command = [sys.executable, "-m", "pytest", f"--ignore={BENCH_FOLDER}"]
+        if missing:
+            command += ["-m", " and ".join(f"not {marker}" for marker in missing)]
+        status = subprocess.run([*command, *arguments], check=False).returncode
+    print(f"all tests took {time.monotonic() - started_s:.0f} s")
+    report(missing, is_ci=is_ci)
+    if is_ci and missing:
+        return status or 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
