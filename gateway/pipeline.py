@@ -74,10 +74,12 @@ class Gateway:
     metrics: Metrics
     recorder: Recorder
     policy: Callable[[], Policy]
+    policy_error: Callable[[], str]
     tenant_secret: Callable[[str], bytes]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     new_request_id: Callable[[], str]
+    started_at_s: float
     allowed_hosts: frozenset[str] = frozenset()
     is_draining: bool = False
     is_ready: bool = False
@@ -132,9 +134,7 @@ async def _serve_admitted(
     try:
         if ticket.state is not None:
             dialect = SURFACE_DIALECT[facts.surface]
-            client.extra_headers.extend(
-                rate_limit_headers(dialect, ticket.state, now_unix_s=gateway.wall_clock())
-            )
+            client.extra_headers.extend(rate_limit_headers(dialect, ticket.state))
         decided = await decide_waiting(gateway, policy, facts)
         record.decided(decided.plan, decided.view)
         wish = inbound.headers.get("x-looprouter-explain", "")
@@ -179,7 +179,7 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
     """Decide now; if only capacity stands in the way, wait briefly for a slot and decide again."""
     waited_s = 0.0
     while True:
-        view = gateway.fleet.view(facts, policy.candidates(facts))
+        view = gateway.fleet.view(facts, candidate_ids(policy, facts))
         seed = secrets.randbits(53)
         try:
             # Not cryptography: a seed that is stored, so that the decision can be repeated.
@@ -199,6 +199,12 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
         if plan.explored:
             gateway.fleet.spend_credit()
         return Decided(plan=plan, view=view)
+
+
+def candidate_ids(policy: Policy, facts: RequestFacts) -> list[str]:
+    """Endpoints that could serve any of the models wanted, each once."""
+    pools = (policy.pools.get(model, ()) for model in facts.models)
+    return list(dict.fromkeys(each.id for pool in pools for each in pool))
 
 
 def refuse_out_of_scope(caller: Caller, facts: RequestFacts) -> None:

@@ -129,11 +129,19 @@ def check_host(host: str, allowed: frozenset[str]) -> None:
         raise InvalidRequest("the Host header is missing or malformed")
     if allowed:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        if name.lower() not in allowed:
+        if not is_allowed_host(name.lower(), allowed):
             raise InvalidRequest(
                 f"this gateway does not answer for host {name!r}; "
                 "add it to LOOPROUTER_ALLOWED_HOSTS"
             )
+
+
+def is_allowed_host(name: str, allowed: frozenset[str]) -> bool:
+    """`*.example.com` allows subdomains of any depth, not example.com itself."""
+    if name in allowed:
+        return True
+    parts = name.split(".")
+    return any("*." + ".".join(parts[idx:]) in allowed for idx in range(1, len(parts)))
 
 
 def _dialect(surface: Surface | None, exchange: Exchange) -> Dialect:

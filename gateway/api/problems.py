@@ -7,6 +7,7 @@ import structlog
 from gateway.api.exchange import Headers
 from gateway.errors import ApiError, InvalidRequest, RateLimited, ServiceError
 from gateway.wire.errors import error_body
+from gateway.wire.limits_headers import RateLimitState, rate_limit_headers, retry_headers
 from gateway.wire.pieces import Dialect
 from gateway.wire.rawjson import WireFormatError
 from gateway.wire.requests import FieldError
@@ -31,15 +32,12 @@ def error_headers(error: ApiError, dialect: Dialect, request_id: str) -> Headers
     """The headers an error answer carries, ids and retry advice included."""
     headers: Headers = [(b"content-type", b"application/json")]
     headers.extend(id_headers(dialect, request_id))
-    if error.retry_after_s is not None:
-        seconds = max(0.0, error.retry_after_s)
-        headers.append((b"retry-after", str(max(1, round(seconds + 0.499))).encode()))
-        if dialect is Dialect.OPENAI:
-            headers.append((b"retry-after-ms", str(round(seconds * 1000)).encode()))
-    if error.should_retry is not None:
-        headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
-    if isinstance(error, RateLimited) and isinstance(error.detail, list):
-        headers.extend(error.detail)
+    state = error.limit_state if isinstance(error, RateLimited) else None
+    if isinstance(state, RateLimitState):
+        headers.extend(rate_limit_headers(dialect, state))
+        headers.extend(retry_headers(None, error.should_retry))
+    else:
+        headers.extend(retry_headers(error.retry_after_s, error.should_retry))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
@@ -57,7 +55,6 @@ def error_answer(
 ) -> tuple[int, Headers, bytes, ApiError]:
     """Status, headers and body for anything that was raised."""
     api_error = as_api_error(error)
-    detail = None if isinstance(api_error, RateLimited) else api_error.detail
     body = error_body(
         dialect,
         status=api_error.status,
@@ -66,6 +63,6 @@ def error_answer(
         param=api_error.param,
         code=api_error.code,
         request_id=request_id,
-        detail=detail,
+        detail=api_error.detail,
     )
     return api_error.status, error_headers(api_error, dialect, request_id), body, api_error

@@ -12,7 +12,7 @@ from litestar.types import ControllerRouterHandler
 
 from gateway import __version__
 from gateway.api.hot import check_host
-from gateway.api.status import status_summary
+from gateway.api.status import SpendCache, status_summary
 from gateway.errors import ApiError
 from gateway.pipeline import Gateway
 
@@ -31,6 +31,7 @@ _PAGE_HEADERS = {
 
 def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
     """The handlers, closed over the gateway."""
+    spend = SpendCache()
     pages = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -63,7 +64,7 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         refusal = refuse_stranger(request, gateway)
         if refusal is not None:
             return refusal
-        summary = await status_summary(gateway)
+        summary = await status_summary(gateway, spend, __version__)
         html = pages.get_template("status.html").render(status=summary, version=__version__)
         return Response(html.encode(), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
@@ -72,7 +73,7 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         refusal = refuse_stranger(request, gateway)
         if refusal is not None:
             return refusal
-        body = msgspec.json.encode(await status_summary(gateway))
+        body = msgspec.json.encode(await status_summary(gateway, spend, __version__))
         return Response(body, media_type="application/json", headers=_PAGE_HEADERS)
 
     @get("/static/{name:str}")

@@ -27,7 +27,7 @@ class FilePolicySource:
     def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
         self._path = path
         self._environ = environ
-        self._seen: bytes | None = None
+        self.text = b""
         self._stat: tuple[int, int, int] | None = None
         self.last_error = ""
         self.current = self._load_first()
@@ -41,7 +41,7 @@ class FilePolicySource:
                 f"cannot read the policy {self._path}: {error.strerror}; "
                 "pass --policy FILE, or start from deploy/policy.example.yaml"
             ) from error
-        self._seen = text
+        self.text = text
         return load_policy(text, environ=self._environ, source=str(self._path))
 
     def _fingerprint(self) -> tuple[int, int, int]:
@@ -60,9 +60,9 @@ class FilePolicySource:
             self._complain(f"{self._path}: {error.strerror}; the last good policy stays in force")
             return False
         self._stat = stat
-        if text == self._seen and not force:
+        if text == self.text and not force:
             return False
-        self._seen = text
+        self.text = text
         try:
             policy = load_policy(text, environ=self._environ, source=str(self._path))
         except PolicyError as error:
@@ -97,8 +97,11 @@ class FilePolicySource:
 class StorePolicySource:
     """The newest version in SQL (`--policy store`); a file was imported into it once."""
 
-    def __init__(self, policy: Policy, read: ReadStore, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, policy: Policy, text: bytes, read: ReadStore, environ: Mapping[str, str]
+    ) -> None:
         self.current = policy
+        self.text = text
         self.last_error = ""
         self._read = read
         self._environ = environ
@@ -118,7 +121,7 @@ class StorePolicySource:
             return False
         self.last_error = ""
         changed = policy.version != self.current.version
-        self.current = policy
+        self.current, self.text = policy, text
         if changed:
             await on_change(policy)
         return changed

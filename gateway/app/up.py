@@ -1,4 +1,4 @@
-"""`looprouter up`: choose a policy, start simulated providers if needed, reuse key and data, serve."""
+"""`looprouter up`: choose a policy, start simulated providers if needed, reuse key and data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.app.policy_source import read_policy_file
-from gateway.catalogue import ProviderDefaults, default_policy, detect_providers
+from gateway.catalogue.entries import ProviderDefaults
+from gateway.catalogue.lookup import detect_providers, key_env_in
+from gateway.catalogue.starter import default_policy
 from gateway.core import NANOS_PER_DOLLAR
-from gateway.errors import SetupError
+from gateway.errors import ApiError, SetupError
+from gateway.keys.authenticate import Authenticator
 from gateway.keys.service import create_key
-from gateway.keys.virtual_key import is_well_formed
+from gateway.keys.tenants import ensure_tenant
+from gateway.keys.wanted import DEFAULT_NAME, Budget, NewKey
 from gateway.settings import Settings
 from gateway.simulator.demo import demo_policy_yaml, demo_profiles
 from gateway.store.engine import Store
@@ -59,7 +63,7 @@ def choose_policy(
         return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
     say("Provider keys found in the environment:")
     for provider in found:
-        say(f"  {provider.name:<14} {provider.key_env}")
+        say(f"  {provider.name:<14} {key_env_in(provider, settings.environ)}")
     if not (yes or (ask is not None and ask("Use them? Requests will be billed to them"))):
         say("They are not used (--yes uses them). Starting with simulated providers instead.")
         return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
@@ -73,7 +77,7 @@ def _own_policy(
     if path.exists():
         say(f"Using your policy {path}")
         return path
-    path.write_text(default_policy(found))
+    path.write_text(default_policy(found, settings.environ))
     say(f"Wrote a first policy to {path}; edit it, changes take effect at once")
     return path
 
@@ -98,7 +102,9 @@ class SimulatedProviders:
             short = profile.name.removeprefix("simulated-")
             command += ["--profile", short, "--port", str(ports[profile.name])]
         # A session of its own: Ctrl-C reaches us first, and we stop it after the drain.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(  # noqa: S603 - our own module, no user text in it
+            command, stdout=subprocess.PIPE, start_new_session=True
+        )
         running = cls(process, ports)
         running._wait(len(profiles))
         return running
@@ -135,20 +141,30 @@ async def first_key(settings: Settings, store: Store, *, now_unix_s: float) -> t
     path = settings.home / KEY_FILE
     if path.exists():
         kept = read_policy_file(path).decode("ascii", errors="replace").strip()
-        if is_well_formed(kept):
+        if await is_in_force(settings, store, kept):
             return kept, False
-    minted = await create_key(
-        store,
-        settings.pepper(),
+    tenant_id = await ensure_tenant(store, DEFAULT_NAME, DEFAULT_NAME, now=now_unix_s)
+    wanted = NewKey(
         name="first key of looprouter up",
-        budget_nanos=FIRST_BUDGET_NANOS,
-        budget_period="total",
-        now=now_unix_s,
+        budgets=(Budget(limit_nanos=FIRST_BUDGET_NANOS, period="total"),),
     )
+    issued = await create_key(store, settings.pepper(), tenant_id, wanted, now=now_unix_s)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as handle:
-        handle.write(minted.key + "\n")
-    return minted.key, True
+        handle.write(issued.key + "\n")
+    return issued.key, True
+
+
+async def is_in_force(settings: Settings, store: Store, key: str) -> bool:
+    """Whether the kept key still opens: not revoked, not expired, not of another database."""
+    authenticator = Authenticator(
+        store, settings.pepper(), clock=time.monotonic, wall_clock=time.time
+    )
+    try:
+        await authenticator.identify(key)
+    except ApiError:
+        return False
+    return True
 
 
 def greeting(*, base_url: str, key: str, is_new: bool, is_demo: bool, model: str) -> str:

@@ -23,14 +23,16 @@ class Admission:
 
     def __init__(self, in_flight_max: int, *, wait_s_max: float = INTERACTIVE_WAIT_S_MAX) -> None:
         self.in_flight = 0
-        self._in_flight_max = in_flight_max
+        self.in_flight_max = in_flight_max
         self._wait_s_max = wait_s_max
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def enter(self, lane: Lane) -> None:
         """Take a place in this process. Raises Overloaded: batch at 80 %, others when full."""
         is_batch = lane is Lane.BATCH
-        limit = self._in_flight_max * (BATCH_SHARE_MAX if is_batch else 1.0)
+        limit = self.in_flight_max * (BATCH_SHARE_MAX if is_batch else 1.0)
         if self.in_flight >= limit:
             raise Overloaded(
                 f"{self.in_flight} requests are in flight and this gateway takes "
@@ -38,17 +40,28 @@ class Admission:
                 retry_after_s=5.0 if is_batch else 1.0,
             )
         self.in_flight += 1
+        self._idle.clear()
 
     def leave(self) -> None:
         """Give the place back and wake the longest waiter, for an endpoint slot may be free."""
         assert self.in_flight > 0
 
         self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+    async def wait_idle(self, wait_s: float) -> bool:
+        """Whether nothing is in flight within `wait_s`; what a drain waits for."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), wait_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def wait_for_slot(self, lane: Lane, waited_s: float, clock: Callable[[], float]) -> float:
         """Wait until some request ends; returns the seconds waited in all.

@@ -1,0 +1,195 @@
+"""`looprouter keys …`: virtual keys. A running server obeys changes within a second."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import msgspec
+import rich_click as click
+
+from gateway.cli.support import open_current_store, print_json, print_table, run
+from gateway.core import NANOS_PER_DOLLAR
+from gateway.keys.wanted import Budget, NewKey, nanos_of_dollars
+from gateway.settings import Settings
+from gateway.store.ledger_tables import PERIODS
+
+DAYS_MAX = 3_650
+
+
+@click.group()
+def keys() -> None:
+    """Virtual keys: who may call, with which scopes, limits and budgets."""
+
+
+@keys.command()
+@click.option("--name", default="", help="A label for reports.")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--team", default="default", show_default=True, help="Made if it is not there.")
+@click.option("--model", "models", multiple=True, help="A public model it may use; repeatable.")
+@click.option("--route", "routes", multiple=True, help="An API it may use (chat, messages, …).")
+@click.option("--rpm", type=int, help="Requests a minute.")
+@click.option("--tpm", type=int, help="Tokens a minute.")
+@click.option("--concurrency", type=int, help="Requests at once.")
+@click.option("--budget-usd", help="Dollars it may spend in each period.")
+@click.option("--budget-period", type=click.Choice(PERIODS), default="total", show_default=True)
+@click.option("--expires-days", type=click.IntRange(1, DAYS_MAX))
+@click.option("--no-explore", is_flag=True, help="Never spend its requests on exploration.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def create(
+    *,
+    name: str,
+    tenant: str,
+    team: str,
+    models: tuple[str, ...],
+    routes: tuple[str, ...],
+    rpm: int | None,
+    tpm: int | None,
+    concurrency: int | None,
+    budget_usd: str | None,
+    budget_period: str,
+    expires_days: int | None,
+    no_explore: bool,
+    as_json: bool,
+) -> None:
+    """Make a key. Its text is printed now and never again."""
+    from gateway.keys import service
+    from gateway.keys.tenants import ensure_tenant
+
+    now = time.time()
+    budgets: tuple[Budget, ...] = ()
+    if budget_usd is not None:
+        budgets = (Budget(limit_nanos=nanos_of_dollars(budget_usd), period=budget_period),)
+    wanted = NewKey(
+        name=name,
+        team=team,
+        models=models,
+        routes=routes,
+        requests_per_minute=rpm,
+        tokens_per_minute=tpm,
+        concurrency_max=concurrency,
+        no_explore=no_explore,
+        expires_at=None if expires_days is None else now + expires_days * 86_400,
+        budgets=budgets,
+    )
+    settings = Settings.from_environment()
+
+    async def main() -> service.IssuedKey:
+        async with open_current_store(settings) as store:
+            tenant_id = await ensure_tenant(store, tenant, team, now=now)
+            return await service.create_key(store, settings.pepper(), tenant_id, wanted, now=now)
+
+    issued = run(main())
+    if as_json:
+        print_json({"key": issued.key, "id": issued.row.id, "team_id": issued.row.team_id})
+    else:
+        click.echo(issued.key)
+        click.echo("Keep it now: it is not shown again.", err=True)
+
+
+@keys.command("list")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(tenant: str, as_json: bool) -> None:
+    """Show keys without their secrets."""
+    from gateway.keys import service
+    from gateway.keys.tenants import tenant_id_of
+
+    settings = Settings.from_environment()
+
+    async def main() -> tuple[list[object], dict[str, list[str]]]:
+        async with open_current_store(settings) as store:
+            tenant_id = await tenant_id_of(store, tenant)
+            budgets: dict[str, list[str]] = {}
+            for row in await service.list_budgets(store, tenant_id):
+                dollars = row.limit_nanos / NANOS_PER_DOLLAR
+                budgets.setdefault(row.scope_id, []).append(f"${dollars:g}/{row.period}")
+            return list(await service.list_keys(store, tenant_id)), budgets
+
+    rows, budgets = run(main())
+    shown = [msgspec.to_builtins(row) for row in rows]
+    if as_json:
+        print_json([{**row, "budgets": budgets.get(row["id"], [])} for row in shown])
+        return
+    now = time.time()
+    print_table(
+        [
+            [
+                row["id"],
+                row["name"] or "–",
+                _state(row, now),
+                _day(row["created_at"]),
+                ", ".join(budgets.get(row["id"], [])) or "–",
+                ", ".join(row["models"]) or "all models",
+            ]
+            for row in shown
+        ],
+        ("ID", "NAME", "STATE", "CREATED", "BUDGETS", "MODELS"),
+    )
+
+
+def _state(row: dict[str, object], now: float) -> str:
+    expires_at = row["expires_at"]
+    if row["revoked_at"] is not None:
+        return "revoked"
+    if isinstance(expires_at, float | int) and expires_at <= now:
+        return "expired"
+    return "active"
+
+
+def _day(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d")
+
+
+@keys.command()
+@click.argument("key_id")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--overlap", default="0s", show_default=True, help="How long the old secret works.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def rotate(key_id: str, tenant: str, overlap: str, as_json: bool) -> None:
+    """Give a key a new secret; id, budgets and limits stay. The overlap is at most 24h."""
+    from gateway.keys import service
+    from gateway.keys.tenants import tenant_id_of
+    from gateway.policy.units import parse_duration
+
+    settings = Settings.from_environment()
+
+    async def main() -> service.IssuedKey:
+        async with open_current_store(settings) as store:
+            return await service.rotate_key(
+                store,
+                settings.pepper(),
+                await tenant_id_of(store, tenant),
+                key_id,
+                now=time.time(),
+                overlap_s=parse_duration(overlap),
+            )
+
+    issued = run(main())
+    if as_json:
+        print_json({"key": issued.key, "id": issued.row.id})
+    else:
+        click.echo(issued.key)
+
+
+@keys.command()
+@click.argument("key_id")
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def revoke(key_id: str, tenant: str, as_json: bool) -> None:
+    """End a key for good."""
+    from gateway.keys import service
+    from gateway.keys.tenants import tenant_id_of
+
+    settings = Settings.from_environment()
+
+    async def main() -> object:
+        async with open_current_store(settings) as store:
+            tenant_id = await tenant_id_of(store, tenant)
+            return await service.revoke_key(store, tenant_id, key_id, now=time.time())
+
+    row = msgspec.to_builtins(run(main()))
+    if as_json:
+        print_json(row)
+    else:
+        click.echo(f"Revoked {row['id']}")

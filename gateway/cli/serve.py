@@ -1,0 +1,151 @@
+"""`looprouter up` and `looprouter serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.app.up import Choice
+    from gateway.pipeline import Gateway
+
+DEFAULT_PORT = 8000
+
+
+def _logs(settings: Settings, *, quiet: bool) -> None:
+    from gateway.measure.logs import configure_logs
+
+    is_json = settings.log_format == "json" or (
+        settings.log_format == "auto" and not sys.stderr.isatty()
+    )
+    level = "warning" if quiet and settings.log_level == "info" else settings.log_level
+    configure_logs(level=level, json=is_json)
+
+
+@click.command()
+@click.option("--policy", required=True, help="A policy file, or `store` for the one in SQL.")
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+def serve(policy: str, port: int, host: str) -> None:
+    """Serve a policy: the command for production.
+
+    SQLite means exactly one serving process; more need PostgreSQL and Redis. SIGHUP reloads the
+    policy, SIGTERM drains (the policy says how long).
+    """
+    from gateway.app.compose import open_policy, running_store
+    from gateway.app.server import listen
+    from gateway.app.serving import run_in_uvloop, serve_gateway
+
+    settings = Settings.from_environment()
+    _logs(settings, quiet=False)
+    _warn_unknown(settings)
+
+    async def main() -> None:
+        async with running_store(settings) as store:
+            source = await open_policy(settings, store, policy)
+            for warning in source.current.warnings:
+                click.echo(f"policy: {warning}", err=True)
+            sock, bound = listen(host, port)
+            await serve_gateway(
+                settings, store, source, sock, on_ready=lambda _: _say_serving(host, bound)
+            )
+
+    run_in_uvloop(main())
+
+
+def _say_serving(host: str, port: int) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"LoopRouter serves on http://{shown}:{port}", err=True)
+
+
+def _warn_unknown(settings: Settings) -> None:
+    for name in settings.unknown_names:
+        click.echo(f"warning: nothing reads {name}; is it misspelt? (docs/settings.md)", err=True)
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option("--yes", is_flag=True, help="Use the provider keys found, without asking.")
+@click.option("--demo", is_flag=True, help="Simulated providers only, whatever keys are set.")
+@click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Use this file.")
+def up(port: int, yes: bool, demo: bool, policy: Path | None) -> None:
+    """Start everything on this machine and print how to use it.
+
+    Uses the provider keys found in the environment after asking, else three simulated providers.
+    Listens on 127.0.0.1, keeps keys and data in ~/.looprouter (LOOPROUTER_HOME).
+    """
+    from gateway.app.up import choose_policy
+
+    settings = Settings.from_environment()
+    _logs(settings, quiet=True)
+    _warn_unknown(settings)
+    settings.make_home()
+    ask: Callable[[str], bool] | None = None
+    if sys.stdin.isatty():
+        ask = click.confirm
+    choice = choose_policy(settings, policy=policy, demo=demo, yes=yes, ask=ask, say=click.echo)
+    _run_up(settings, choice, port)
+
+
+def _free_port(first: int) -> int:
+    from gateway.app.server import listen
+
+    sock, port = listen("127.0.0.1", first, take_next=True)
+    sock.close()
+    return port
+
+
+def _run_up(settings: Settings, choice: Choice, port: int) -> None:
+    from gateway.app.compose import open_policy, running_store
+    from gateway.app.server import listen
+    from gateway.app.serving import LOCAL_HOSTS, run_in_uvloop, serve_gateway
+    from gateway.app.up import SimulatedProviders, first_key, greeting, write_demo_policy
+
+    async def main() -> None:
+        async with running_store(settings) as store:
+            key, is_new = await first_key(settings, store, now_unix_s=time.time())
+            source = await open_policy(settings, store, str(choice.policy_path))
+            sock, bound = listen("127.0.0.1", port, take_next=True)
+            _say_port(port, bound)
+
+            def ready(gateway: Gateway) -> None:
+                models = list(gateway.policy().models)
+                click.echo(
+                    greeting(
+                        base_url=f"http://127.0.0.1:{bound}",
+                        key=key,
+                        is_new=is_new,
+                        is_demo=choice.is_demo,
+                        model=models[0] if models else "chat",
+                    )
+                )
+                sys.stdout.flush()
+
+            hosts = frozenset(settings.allowed_hosts) or LOCAL_HOSTS
+            await serve_gateway(settings, store, source, sock, on_ready=ready, hosts=hosts)
+
+    providers = None
+    try:
+        if choice.is_demo:
+            click.echo("Starting three simulated providers …")
+            providers = SimulatedProviders.start(_free_port)
+            write_demo_policy(choice.policy_path, providers.ports)
+        run_in_uvloop(main())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+    finally:
+        if providers is not None:
+            providers.stop()
+
+
+def _say_port(wanted: int, bound: int) -> None:
+    if wanted not in (0, bound):
+        click.echo(f"Port {wanted} is busy; using {bound}.")
