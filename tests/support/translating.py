@@ -150,7 +150,9 @@ def events_of(stream: bytes) -> list[tuple[str, bytes]]:
     return [(event.event, bytes(event.data)) for event in decoder.feed(stream)]
 
 
-def heard_as_chat(stream: bytes, *, include_usage: bool = True) -> dict[str, Any]:
+def heard_as_chat(
+    stream: bytes, *, include_usage: bool = True, has_usage: bool = True
+) -> dict[str, Any]:
     """The completion a client accumulates, after every rule of a chat stream was checked."""
     events = events_of(stream)
 
@@ -177,7 +179,7 @@ def heard_as_chat(stream: bytes, *, include_usage: bool = True) -> dict[str, Any
         assert ("role" in delta) is (place == 0)
         finish, stop = choice["finish_reason"], choice.get("stop_reason")
         _hear(message, delta)
-    assert (usage is not None) is include_usage
+    assert (usage is not None) is (include_usage and has_usage)
     return {"message": message, "finish": finish, "stop": stop, "usage": usage, **_head(chunks[0])}
 
 

@@ -127,8 +127,8 @@ class ChatFromMessages:
             return b""
         frames = b"" if self._has_finish else self._finish(_Delta(stop_reason="end_turn"))
         self._is_over = True
-        if self._include_usage:
-            usage = encode(chat_usage(self._usage or Usage(), extra))
+        if self._include_usage and self._usage is not None:  # unknown is not zero
+            usage = encode(chat_usage(self._usage, extra))
             head = self._before[: self._before.index(b',"choices":')]
             frames += head + b',"choices":[],"usage":' + usage + b"}\n\n"
         return frames + DONE_FRAME
@@ -159,7 +159,12 @@ class ChatFromMessages:
             self._blocks[index] = call
             self._num_calls += 1
             function = {"name": block.name or "", "arguments": ""}
-            entry = {"index": call.index, "id": block.id or "", "type": "function", "function": function}
+            entry = {
+                "index": call.index,
+                "id": block.id or "",
+                "type": "function",
+                "function": function,
+            }
             return self._frame(encode_said({"tool_calls": [entry]}))
         if block.type == "thinking":
             thought = _Thought(self._num_details, signature=block.signature or "")

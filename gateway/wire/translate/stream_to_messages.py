@@ -171,7 +171,7 @@ class MessagesFromChat:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0},
+            "usage": messages_usage(self._usage or Usage()),
         }
         return _frame(b"message_start", {"type": "message_start", "message": message})
 

@@ -12,7 +12,7 @@ from gateway.wire.translate import stream_to_chat
 from gateway.wire.translate.streams import ChatFromMessages
 from tests.support.translating import events_of, heard_as_chat, sse, translated
 
-START = {
+START: dict[str, Any] = {
     "type": "message_start",
     "message": {
         "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "content": [],
@@ -82,6 +82,15 @@ def test_plain_text_stream() -> None:
 
 def test_usage_is_told_only_if_asked_for() -> None:
     assert heard(*TEXT, ended("end_turn"), include_usage=False)["usage"] is None
+
+
+def test_unknown_usage_is_not_told_as_zero() -> None:
+    start = {**START, "message": {**START["message"], "usage": None}}
+    ending = {**ended("end_turn"), "usage": None}
+    out = translated(sse(start, *TEXT, ending, STOP, event_names=True), Surface.MESSAGES)
+
+    assert b'"usage":{' not in out
+    assert heard_as_chat(out, has_usage=False)["usage"] is None
 
 
 def test_extra_members_go_into_the_usage_frame() -> None:
