@@ -7,7 +7,10 @@ arguments give the same plan, in the gateway, in the simulator and from the stor
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from math import exp
+
+import msgspec
 
 from gateway.core import (
     Candidate,
@@ -48,11 +51,11 @@ _LOST: dict[str, str] = {
     "latency": "fallback: first token later",
     "price": "fallback: costs more",
 }
+_FIRST_GROUP = (0, 0, 0)
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
-@dataclass(slots=True)
-class Ranked:
+class Ranked(msgspec.Struct):
     """An eligible endpoint with its score and its place."""
 
     one: Indexed
@@ -79,7 +82,7 @@ def decide(
     those endpoints are left out and nothing is explored. Raises UnknownModel, or
     NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when waiting helps).
     """
-    if not any(model in policy.pools for model in facts.models):
+    if facts.models[0] not in policy.pools and not any(m in policy.pools for m in facts.models):
         raise _unknown_model(facts, policy)
     route = find_route(policy.routes, facts)
     preference = _preference(facts, route.preference)
@@ -147,12 +150,14 @@ def _rank(
             key = float(score.cost_nanos)
         elif by == "throughput":
             # Seconds per token under the present load: small is fast.
-            key = score.load * 2.718281828459045 ** (-score.stats.rate_mu)
+            key = score.load * exp(-score.stats.rate_mu)
         else:
             key = score.load * score.ttft_s
-        is_slow = has_thresholds and is_below_preferred(score.stats, wants)
-        rank = rank_in_order(one, order) if order else 0
-        ranked.append(Ranked(one, live, row, score, (int(is_slow), model_idx, rank), key))
+        group = _FIRST_GROUP
+        if has_thresholds or order or model_idx:
+            is_slow = has_thresholds and is_below_preferred(score.stats, wants)
+            group = (int(is_slow), model_idx, rank_in_order(one, order) if order else 0)
+        ranked.append(Ranked(one, live, row, score, group, key))
     if by == "cheapest" and preference.deadline_s is not None:
         _apply_deadline(ranked, preference.deadline_s)
     return ranked
@@ -261,19 +266,22 @@ def _kept_by_affinity(peers: list[Ranked], facts: RequestFacts, limit: float) ->
 def _home(peers: list[Ranked], affinity_key: str) -> Ranked | None:
     """Rendezvous hashing over the allowed endpoints, load bounded to 1.25 of the fair share."""
     key = int(affinity_key[:16], 16)
-    in_flight = sum(entry.live.in_flight for entry in peers) + 1
-    capacity = sum(entry.live.capacity for entry in peers) or 1.0
-
-    def weight(entry: Ranked) -> int:
-        mixed = ((key ^ entry.one.rendezvous) * 0x9E37_79B9_7F4A_7C15) & _MASK
-        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58_476D_1CE4_E5B9) & _MASK
-        return mixed ^ (mixed >> 32)
-
-    for entry in sorted(peers, key=weight, reverse=True):
-        fair = 1.25 * in_flight * entry.live.capacity / capacity
+    in_flight, capacity = 1, 0.0
+    for entry in peers:
+        in_flight += entry.live.in_flight
+        capacity += entry.live.capacity
+    # Multiplying by an endpoint's own odd number is a hash of the key, independent of the others.
+    weighed = [((key * entry.one.rendezvous) & _MASK, entry) for entry in peers]
+    weighed.sort(key=_weight, reverse=True)
+    for _, entry in weighed:
+        fair = 1.25 * in_flight * entry.live.capacity / capacity if capacity else 1.0
         if entry.live.in_flight + 1 <= max(1.0, -(-fair // 1)):
             return entry
     return None
+
+
+def _weight(weighed: tuple[int, Ranked]) -> int:
+    return weighed[0]
 
 
 def _candidates(

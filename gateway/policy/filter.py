@@ -48,42 +48,54 @@ def filter_endpoints(
     live_of, prices = view.live, view.snapshot.prices
     needs = facts.needs & HARD_NEEDS
     asked_tier = tier_of(facts.service_tier)
+    surface, prompt_tokens = facts.surface, facts.prompt_tokens
+    max_tokens = facts.max_tokens or 0
     is_picky = facts.preferences != _NO_PREFERENCES
     has_limit = preference.input_picos_max is not None or preference.output_picos_max is not None
     for one, model_idx in _pool(facts, policy):
-        endpoint = one.endpoint
-        reason = _static_reason(one, facts, needs, asked_tier)
+        # Written out, as most endpoints pass: the call that finds the reason is for the others.
+        reason = None
+        if not (
+            one.is_plain
+            and surface in one.serves
+            and prompt_tokens <= one.context_max
+            and max_tokens <= one.output_max
+            and (not needs or one.can is None or needs <= one.can)
+        ):
+            reason = _static_reason(one, facts, needs, asked_tier)
         if reason is None and is_picky:
             reason = _preference_reason(one, facts)
         if reason is not None:
             found.excluded.append((one.id, reason))
             continue
+        endpoint = one.endpoint
         rows = prices.get(one.id) or endpoint.prices
-        tier = asked_tier if endpoint.tier == STANDARD else endpoint.tier
-        row = (
-            rows[0]
-            if len(rows) == 1 and not rows[0].context_tokens_min
-            else pick_row(rows, tier=tier, context_tokens=facts.prompt_tokens)
-        )
+        if len(rows) == 1 and not rows[0].context_tokens_min:
+            row = rows[0]
+        else:
+            tier = asked_tier if endpoint.tier == STANDARD else endpoint.tier
+            row = pick_row(rows, tier=tier, context_tokens=prompt_tokens)
         if row.source == UNPRICED.source and policy.unpriced == "block":
             reason = "unpriced: its price is unknown; state `price`, or `unpriced: cap` or `allow`"
         elif has_limit or is_picky:
             reason = _price_reason(row, preference, facts)
-        if reason is None and one.id in tried:
+        if reason is None and tried and one.id in tried:
             reason = "tried: this request was already sent there"
-        live = live_of.get(one.id, NOT_SEEN)
-        if reason is None and live.breaker == "open":
-            found.open_breakers.append((one, live, row, model_idx))
-            reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
-        elif reason is None and live.in_flight >= live.capacity:
-            found.num_full += 1
-            reason = (
-                f"capacity: {live.in_flight} requests in flight, learned limit {live.capacity:.1f}"
-            )
         if reason is None:
-            found.eligible.append((one, live, row, model_idx))
-        else:
-            found.excluded.append((one.id, reason))
+            live = live_of.get(one.id, NOT_SEEN)
+            if live.breaker == "open":
+                found.open_breakers.append((one, live, row, model_idx))
+                reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
+            elif live.in_flight >= live.capacity:
+                found.num_full += 1
+                reason = (
+                    f"capacity: {live.in_flight} requests in flight, learned limit "
+                    f"{live.capacity:.1f}"
+                )
+            else:
+                found.eligible.append((one, live, row, model_idx))
+                continue
+        found.excluded.append((one.id, reason))
     return found
 
 
@@ -114,11 +126,8 @@ def _static_reason(
         return f"key: {endpoint.key_env} is not set"
     if endpoint.tier != STANDARD and not _may_use_tier(endpoint.tier, facts, asked_tier):
         return f"tier: {endpoint.tier} endpoints are used only when asked for"
-    can = endpoint.capabilities
-    if needs and can and not needs <= can:
-        missing = sorted(n for n in needs - can if n != "json_object" or "json_schema" not in can)
-        if missing:
-            return f"capability: lacks {', '.join(missing)}"
+    if one.can is not None and not needs <= one.can:
+        return f"capability: lacks {', '.join(sorted(needs - one.can))}"
     context = endpoint.context_tokens_max
     if context is not None and facts.prompt_tokens > context:
         return f"context: the prompt is about {facts.prompt_tokens} tokens, its window is {context}"

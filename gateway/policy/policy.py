@@ -77,8 +77,12 @@ class Indexed:
     id: str
     serves: frozenset[str]  # surfaces, translated ones included
     names: frozenset[str]  # what `order`, `only` and `ignore` may call it, lower case
-    rendezvous: int  # 64-bit hash of its id
+    rendezvous: int  # odd 64-bit hash of its id
     has_key: bool
+    is_plain: bool  # has its key and the standard tier: nothing to ask before using it
+    can: frozenset[str] | None  # capabilities, None = unknown
+    context_max: float  # tokens; infinite when unknown
+    output_max: float
 
 
 @dataclass(frozen=True, slots=True)

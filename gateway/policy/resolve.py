@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from ipaddress import ip_address
+from math import inf
 from urllib.parse import urlsplit
 
 import msgspec
@@ -135,9 +136,21 @@ def index_endpoint(endpoint: Endpoint, settings: ProviderSettings) -> Indexed:
         id=endpoint.id,
         serves=frozenset(serves),
         names=frozenset(name.lower() for name in names),
-        rendezvous=int.from_bytes(blake2b(endpoint.id.encode(), digest_size=8).digest(), "big"),
+        rendezvous=int.from_bytes(blake2b(endpoint.id.encode(), digest_size=8).digest(), "big") | 1,
         has_key=settings.has_key,
+        is_plain=settings.has_key and endpoint.tier == "standard",
+        can=_can(endpoint),
+        context_max=endpoint.context_tokens_max or inf,
+        output_max=endpoint.output_tokens_max or inf,
     )
+
+
+def _can(endpoint: Endpoint) -> frozenset[str] | None:
+    """A JSON schema is more than a JSON object, so who can the one can the other."""
+    can = endpoint.capabilities
+    if not can:
+        return None
+    return can | {"json_object"} if "json_schema" in can else can
 
 
 def price_row(

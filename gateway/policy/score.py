@@ -9,7 +9,10 @@ J    = T + (1 − p)/p · time lost by a failure + λ · C
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import cos, exp, log, sin, sqrt
+from math import tau as TAU
+
+import msgspec
 
 from gateway.core import (
     PICOS_PER_NANO,
@@ -57,9 +60,8 @@ class Expected:
     num_choices: int
 
 
-@dataclass(slots=True)
-class Score:
-    """One endpoint's terms, before they are frozen for the record."""
+class Score(msgspec.Struct, gc=False):
+    """One endpoint's terms, before they are frozen for the record. (A Struct is built in C.)"""
 
     stats: EndpointStats
     load: float
@@ -144,18 +146,23 @@ def time_p95_s(score: Score) -> float:
 
 
 def draw(score: Score, rng: Rng) -> float:
-    """J at one draw of ln TTFT and ln rate from the belief N(mu, sigma²/n) (reliability B.4.3)."""
+    """
+    J at one draw of ln TTFT and ln rate from the belief N(mu, sigma²/n) (reliability B.4.3).
+
+    Both normals come from two uniforms (Box and Muller), half the cost of two `gauss` calls.
+    """
     stats = score.stats
+    radius = sqrt(-2.0 * log(1.0 - rng.random()))
+    angle = TAU * rng.random()
     if score.is_end_to_end:
-        both = exp(rng.gauss(0.0, stats.ttft_sigma / max(stats.e2e_n, 1.0) ** 0.5))
-        time_s = score.time_s * both
-    else:
-        ttft_s = score.ttft_s * exp(rng.gauss(0.0, stats.ttft_sigma / stats.ttft_n**0.5))
-        decode_s = score.decode_s
-        if decode_s:
-            decode_s *= exp(-rng.gauss(0.0, stats.rate_sigma / stats.rate_n**0.5))
-        time_s = score.load * (ttft_s + decode_s)
-    return time_s + score.failure_s + score.cost_s
+        width = stats.ttft_sigma / sqrt(max(stats.e2e_n, 1.0))
+        time_s = score.time_s * exp(radius * cos(angle) * width)
+        return time_s + score.failure_s + score.cost_s
+    ttft_s = score.ttft_s * exp(radius * cos(angle) * stats.ttft_sigma / sqrt(stats.ttft_n))
+    decode_s = score.decode_s
+    if decode_s:
+        decode_s *= exp(radius * sin(angle) * stats.rate_sigma / sqrt(stats.rate_n))
+    return score.load * (ttft_s + decode_s) + score.failure_s + score.cost_s
 
 
 def frozen(score: Score) -> ScoreTerms:
