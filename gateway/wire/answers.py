@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from gateway.wire.deltas import Count, Delta, count_delta
 from gateway.wire.errors import error_of, is_html, read_error
 from gateway.wire.pieces import Surface, WireError
-from gateway.wire.readers_choices import Count, Delta, count_delta
 from gateway.wire.reading import decode_event, decode_value, text_len
 from gateway.wire.usage import Usage
 from gateway.wire.usage_read import read_usage, reported_cost_nanos

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.wire.deltas import Count, Delta, count_delta, is_only_content
 from gateway.wire.errors import error_of
 from gateway.wire.pieces import Piece, PieceKind
 from gateway.wire.rawjson import WireFormatError, parse_members
@@ -27,41 +28,6 @@ from gateway.wire.usage_read import openai_usage, reported_cost_nanos
 CHOICES_MAX = 128
 
 
-class _Function(msgspec.Struct, gc=False):
-    name: Any = None
-    arguments: Any = None
-
-
-class _Custom(msgspec.Struct, gc=False):
-    name: Any = None
-    input: Any = None
-
-
-class _ToolCall(msgspec.Struct, gc=False):
-    index: Any = None
-    id: Any = None
-    function: _Function | None = None
-    custom: _Custom | None = None
-
-
-class _Audio(msgspec.Struct, gc=False):
-    data: Any = None
-    transcript: Any = None
-
-
-class Delta(msgspec.Struct):
-    role: Any = None
-    content: Any = None
-    refusal: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    reasoning_details: Any = None
-    tool_calls: list[_ToolCall] | None = None
-    function_call: _Function | None = None
-    audio: _Audio | None = None
-    images: Any = None
-
-
 class _Choice(msgspec.Struct):
     index: Any = 0
     delta: Delta | None = None
@@ -75,7 +41,7 @@ class _Groq(msgspec.Struct):
     error: Any = None
 
 
-class _Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct):
     id: Any = None
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -84,20 +50,9 @@ class _Chunk(msgspec.Struct):
     x_groq: _Groq | None = None
 
 
-_CHUNK = msgspec.json.Decoder(_Chunk)
+_GENERATED = PieceKind.GENERATED  # an enum's members cost a lookup each time
+_CHUNK = msgspec.json.Decoder(Chunk)
 _ANY = msgspec.json.Decoder()
-
-
-class Count:
-    """What one frame generated."""
-
-    __slots__ = ("has_more", "reasoning", "tool", "visible")
-
-    def __init__(self) -> None:
-        self.visible = 0
-        self.reasoning = 0
-        self.tool = 0
-        self.has_more = False  # generated, but not characters: audio, images, hidden reasoning
 
 
 class ChoiceEvents:
@@ -124,6 +79,10 @@ class ChoiceEvents:
         if chunk is None:
             out.append(self._end(malformed_piece(event, data)))
             return
+        piece = self._plain_text(event, chunk, data)
+        if piece is not None:
+            out.append(piece)
+            return
         if _is_error(event, chunk):
             usage, _ = self._usage(chunk)
             fallback = "the upstream ended the stream with an error"
@@ -132,6 +91,34 @@ class ChoiceEvents:
         piece = self._frame(chunk, data)
         if piece is not None:
             out.append(piece)
+
+    def _plain_text(self, event: str, chunk: Chunk, data: bytes) -> Piece | None:
+        """The shortcut that nearly every event takes: one known choice, visible text, no more."""
+        if (
+            chunk.choices is None
+            or len(chunk.choices) != 1
+            or chunk.id != self._id
+            or chunk.usage is not None
+            or chunk.error is not None
+            or chunk.x_groq is not None
+            or event
+        ):
+            return None
+        choice = chunk.choices[0]
+        delta = choice.delta
+        if (
+            delta is None
+            or type(delta.content) is not str
+            or not delta.content
+            or choice.finish_reason is not None
+            or choice.error is not None
+            or type(choice.index) is not int
+            or choice.index not in self._begun
+            or not is_only_content(delta)
+        ):
+            return None
+        self.num_generated += 1
+        return Piece(kind=_GENERATED, payload=data, visible_chars=len(delta.content))
 
     def _read_bare(self, event: str, data: bytes, out: list[Piece]) -> None:
         """The end mark, an empty event, or something that is no JSON object."""
@@ -148,7 +135,7 @@ class ChoiceEvents:
         self.is_ended = True
         return piece
 
-    def _frame(self, chunk: _Chunk, data: bytes) -> Piece | None:
+    def _frame(self, chunk: Chunk, data: bytes) -> Piece | None:
         choices = chunk.choices
         usage, cost = self._usage(chunk)
         if not choices:
@@ -198,7 +185,7 @@ class ChoiceEvents:
         return self._empty(data, usage, cost, is_repeated=is_repeated)
 
     def _choiceless(
-        self, chunk: _Chunk, data: bytes, usage: Usage | None, cost: int | None
+        self, chunk: Chunk, data: bytes, usage: Usage | None, cost: int | None
     ) -> Piece | None:
         """No choice in it: the usage frame, or Azure's first frame with its filter results."""
         if chunk.usage is None and usage is None:
@@ -218,13 +205,13 @@ class ChoiceEvents:
         """A frame that generated nothing and ended nothing: role, usage, or a second finish."""
         if is_repeated:
             self.faults += 1  # the first finish stands; clients would end the answer twice
-        if usage is not None and (is_repeated or _says_nothing(data)):
+        if usage is not None and (is_repeated or _says_nothing(data, self.is_finished)):
             return Piece(kind=PieceKind.USAGE, payload=data, usage=usage, cost_nanos=cost)
         if is_repeated:
             return None
         return Piece(kind=PieceKind.META, payload=data, usage=usage, cost_nanos=cost)
 
-    def _usage(self, chunk: _Chunk) -> tuple[Usage | None, int | None]:
+    def _usage(self, chunk: Chunk) -> tuple[Usage | None, int | None]:
         said = chunk.usage
         if said is None:
             if chunk.x_groq is None or chunk.x_groq.usage is None:
@@ -235,11 +222,11 @@ class ChoiceEvents:
             self.faults += 1
         return usage, reported_cost_nanos(said)
 
-    def _repaired(self, chunk: _Chunk, data: bytes, needs_index: bool) -> bytes:
+    def _repaired(self, chunk: Chunk, data: bytes, needs_index: bool) -> bytes:
         """The payload itself, unless its id changed or a tool call lacks its index."""
-        if chunk.id != self._id and chunk.id:
+        if chunk.id != self._id and chunk.id and isinstance(chunk.id, str):
             if not self._id:
-                self._id = str(chunk.id)
+                self._id = chunk.id
             else:
                 self.faults += 1
                 data = _with_id(data, self._id)
@@ -277,7 +264,7 @@ class ChoiceEvents:
         return msgspec.json.encode(chunk)
 
 
-def _is_error(event: str, chunk: _Chunk) -> bool:
+def _is_error(event: str, chunk: Chunk) -> bool:
     return bool(
         chunk.error
         or event == "error"
@@ -295,72 +282,24 @@ def _choice_error(data: bytes, choice: _Choice, usage: Usage | None) -> Piece:
     return piece if error is None else msgspec.structs.replace(piece, error=error)
 
 
-def count_delta(count: Count, delta: Delta) -> None:
-    content = delta.content
-    if content:
-        if type(content) is str:
-            count.visible += len(content)
-        else:
-            _count_parts(count, content)
-    if delta.reasoning_content or delta.reasoning:
-        # Some send the same text under both names.
-        count.reasoning += max(text_len(delta.reasoning_content), text_len(delta.reasoning))
-    elif delta.reasoning_details:
-        _count_details(count, delta.reasoning_details)
-    if delta.refusal:
-        count.visible += text_len(delta.refusal)
-    for call in delta.tool_calls or ():
-        if call.function is not None:
-            count.tool += text_len(call.function.arguments) + text_len(call.function.name)
-        if call.custom is not None:
-            count.tool += text_len(call.custom.input) + text_len(call.custom.name)
-    if delta.function_call is not None:
-        function = delta.function_call
-        count.tool += text_len(function.arguments) + text_len(function.name)
-    if delta.audio is not None:
-        count.visible += text_len(delta.audio.transcript)
-        count.has_more |= bool(delta.audio.data)
-    if delta.images:
-        count.has_more = True
-
-
-def _count_parts(count: Count, parts: object) -> None:
-    """Mistral's content list: text parts, and thinking parts that hold text parts."""
-    for part in parts if isinstance(parts, list) else ():
-        if not isinstance(part, dict):
-            continue
-        count.visible += text_len(part.get("text"))
-        thinking = part.get("thinking")
-        if isinstance(thinking, list):
-            count.reasoning += sum(
-                text_len(inner.get("text")) for inner in thinking if isinstance(inner, dict)
-            )
-        else:
-            count.reasoning += text_len(thinking)
-
-
-def _count_details(count: Count, details: object) -> None:
-    """OpenRouter's `reasoning_details`: text, summaries, or encrypted blocks."""
-    for detail in details if isinstance(details, list) else ():
-        if isinstance(detail, dict):
-            count.reasoning += text_len(detail.get("text")) + text_len(detail.get("summary"))
-            count.has_more |= bool(detail.get("data"))
-
-
-def _says_nothing(data: bytes) -> bool:
+def _says_nothing(data: bytes, is_finished: bool) -> bool:
     """Whether a frame with usage has nothing else to say: every delta is empty.
 
     Only such a frame may be taken for the usage frame. One with a role, or with a field that
-    we do not know, must reach the client.
+    we do not know, must reach the client. (OpenRouter repeats the role after the finish.)
     """
     try:
         chunk = _ANY.decode(data)
     except msgspec.DecodeError:
         return False
     for choice in chunk["choices"]:
-        delta = choice.get("delta")
-        said = delta.values() if isinstance(delta, dict) else (choice.get("text"), delta)
-        if any(value not in (None, "", [], {}) for value in said):
+        delta = choice.get("delta") or {}
+        said = {
+            **delta,
+            "text": choice.get("text"),
+            "role": None if is_finished else delta.get("role"),
+        }
+        if any(value not in (None, "", [], {}) for value in said.values()):
             return False
     return True
 

@@ -131,5 +131,5 @@ def encode_event(data: bytes, event: str = "") -> bytes:
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
     if event:
-        return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
-    return b"data: %b\n\n" % data
+        return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
+    return b"data: " + data + b"\n\n"

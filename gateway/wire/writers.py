@@ -17,6 +17,7 @@ _DONE = b"data: [DONE]\n\n"
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _COMMENT = b": keep-alive\n\n"
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+_ERROR, _USAGE = PieceKind.ERROR, PieceKind.USAGE  # an enum's members cost a lookup each time
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -48,7 +49,7 @@ def stream_writer(
         return MessagesFromChat(
             include_usage=include_usage, model=model, request_id=request_id, created=created
         )
-    raise CannotTranslate(f"no stream of {upstream} can be written as {client}")
+    raise CannotTranslate(f"no stream of {upstream} can be written as {client}", param="model")
 
 
 def keep_alive(client: Surface) -> bytes:
@@ -72,16 +73,16 @@ class ChunkWriter:
         self._is_over = False
 
     def write(self, piece: Piece) -> bytes:
-        if self._is_over or not piece.payload or piece.kind is PieceKind.ERROR:
-            return b""
         payload = piece.payload
+        if self._is_over or not payload or piece.kind is _ERROR:
+            return b""
         if piece.usage is not None and self._include_usage:
             self._usage, self._usage_payload = piece.usage, payload
             if piece.finish:
                 payload = _without_usage(payload)
-        if piece.kind is PieceKind.USAGE:
+        if piece.kind is _USAGE:
             return b""
-        return frame(payload)
+        return b"data: " + payload + b"\n\n" if b"\n" not in payload else frame(payload)
 
     def error(self, error: WireError, request_id: str) -> bytes:
         self._is_over = True
