@@ -9,6 +9,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -36,7 +37,7 @@ EXPLAIN_HEADER_BYTES_MAX = 12_288
 OVERHEADS_MAX = 4_096
 
 
-class Client(ClientSink):
+class Client(ClientSink, Protocol):
     """What the pipeline needs of an edge: the relay's sink, whole answers and late headers."""
 
     extra_headers: list[tuple[bytes, bytes]]
