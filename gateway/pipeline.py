@@ -26,7 +26,8 @@ from gateway.policy.explain import explain
 from gateway.policy.facts import describe
 from gateway.policy.load import Policy
 from gateway.relay.admission import Admission
-from gateway.relay.dispatch import ClientSink, Relay, RelayJob
+from gateway.relay.dispatch import Relay
+from gateway.relay.job import ClientSink, RelayJob
 from gateway.settings import Settings
 from gateway.store.engine import Store
 from gateway.wire.limits_headers import rate_limit_headers
@@ -172,6 +173,8 @@ async def _serve_admitted(
         gateway.metrics.observe_cost(
             result.endpoint_id, result.cost_nanos, result.cost_nanos - result.billed_nanos
         )
+        if result.error is not None and not client.is_started:
+            raise result.error
     finally:
         ticket.close()
 

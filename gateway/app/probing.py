@@ -150,9 +150,8 @@ def _smallest(endpoint: Endpoint) -> tuple[Surface, bytes]:
     try:
         upstream_surface(endpoint, Surface.CHAT)
     except CannotTranslate:
-        body = {"model": endpoint.id, "input": "ping"}
-        return Surface.EMBEDDINGS, msgspec.json.encode(body)
-    body = {
+        return Surface.EMBEDDINGS, msgspec.json.encode({"model": endpoint.id, "input": "ping"})
+    body: dict[str, object] = {
         "model": endpoint.id,
         "max_tokens": PROBE_TOKENS_MAX,
         "messages": [{"role": "user", "content": "ping"}],
