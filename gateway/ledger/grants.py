@@ -49,9 +49,9 @@ async def register_holder(
         "applied_file": start.file_no,
         "applied_offset": start.offset,
     }
-    await connection.execute(insert_into(connection, holders).values(holder_id=holder_id, **values))
+    row = insert_into(connection, holders).values(holder_id=holder_id, **values)
     await connection.execute(
-        sa.update(holders).where(holders.c.holder_id == holder_id).values(**values)
+        row.on_conflict_do_update(index_elements=[holders.c.holder_id], set_=values)
     )
 
 

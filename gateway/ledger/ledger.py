@@ -163,6 +163,7 @@ class Ledger:
             alert=self._alert,
             at_point=self._at_point,
         )
+        await self._committer.catch_up()
         await self.tend()
         if self._runs_in_background:
             for run in (self._committer.run_commits, self._committer.run_syncs, self._run_tending):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.journal import SUFFIX, JournalReader, Position, file_numbers, file_path
-from gateway.ledger.records import usd
+from gateway.ledger.records import Opened, usd
 from gateway.ledger.recovery import DAMAGED_SUFFIX
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import (
@@ -29,6 +29,7 @@ from gateway.store.ledger_tables import (
 PROBLEMS_PER_CHECK_MAX = 20
 CATCH_UP_S = 3.0  # a running server has its journal in SQL long before
 POLL_S = 0.05
+LIVES_S = 30.0  # after its last heartbeat
 RECHECKS = 2
 RECHECK_S = 0.5
 
@@ -241,13 +242,14 @@ async def _journals(store: Store, root: Path) -> list[str]:
             continue
         deadline = time.monotonic() + CATCH_UP_S
         while True:
-            applied = await _applied(store, directory.name)
-            if applied is None:
+            found = await _applied(store, directory.name)
+            if found is None:
                 problems.append(f"journal {directory} belongs to no server of this database")
                 break
-            if applied >= end or not directory.exists():
+            applied, is_alive = found
+            if applied >= end:
                 break
-            if time.monotonic() > deadline:
+            if not is_alive or time.monotonic() > deadline:
                 problems += await asyncio.to_thread(_unapplied, directory, applied)
                 break
             await asyncio.sleep(POLL_S)
@@ -270,12 +272,17 @@ def _end_of(directory: Path) -> Position | None:
         return None
 
 
-async def _applied(store: Store, holder_id: str) -> Position | None:
+async def _applied(store: Store, holder_id: str) -> tuple[Position, bool] | None:
+    """How much SQL has of a holder's journal, and whether the holder is about to book more."""
     c = holders.c
-    query = sa.select(c.applied_file, c.applied_offset).where(c.holder_id == holder_id)
+    query = sa.select(c.applied_file, c.applied_offset, c.heartbeat_at, c.ended_at)
     async with store.read() as connection:
-        row = (await connection.execute(query)).first()
-    return None if row is None else Position(row.applied_file, row.applied_offset)
+        row = (await connection.execute(query.where(c.holder_id == holder_id))).first()
+        now = await store.database_now(connection)
+    if row is None:
+        return None
+    is_alive = row.ended_at is None and row.heartbeat_at > now - LIVES_S
+    return Position(row.applied_file, row.applied_offset), is_alive
 
 
 def _unapplied(directory: Path, applied: Position) -> Sequence[str]:
@@ -286,7 +293,7 @@ def _unapplied(directory: Path, applied: Position) -> Sequence[str]:
         records, end = reader.batch(position, None, records_max=1_000)
         if end == position:
             break
-        num_records += len(records)
+        num_records += sum(not isinstance(each, Opened) for each in records)
         position = end
     problems = [str(each) for each in reader.damage]
     if num_records:
