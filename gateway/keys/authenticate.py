@@ -132,6 +132,11 @@ class Authenticator:
         """Believe nothing that was read before this instant."""
         self._generation += 1
 
+    @property
+    def num_remembered(self) -> int:
+        """Entries in memory; bounded by 2 · KNOWN_MAX + UNKNOWN_MAX."""
+        return len(self._known) + len(self._unknown) + len(self._proven)
+
     def _checked(self, entry: _Entry, given: bytes) -> _Proven:
         is_current = hmac.compare_digest(entry.secret_hash, given)
         is_previous = hmac.compare_digest(entry.previous_hash, given)
