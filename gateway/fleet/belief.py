@@ -37,16 +37,17 @@ class Belief:
     """
     Mean and spread of a logarithm (of seconds, or of tokens per second): reliability B.2.
 
-    The fast sums (half-life 60–900 s) shrink to the slow ones (6 h), these to `centre`, the
+    The fast sums (half-life 60–900 s) shrink to the slow ones (6 h), these to the centre, the
     median of the model's peers or a generic start.
     """
 
     __slots__ = (
-        "_cusum", "_gap_s", "_last_at_s", "_sigma_min", "_sigma_start", "centre", "fast", "slow",
+        "_centre", "_cusum", "_gap_s", "_known", "_known_at_s", "_last_at_s", "_sigma_min",
+        "_sigma_start", "fast", "slow",
     )  # fmt: skip
 
     def __init__(self, centre: float, sigma_start: float, sigma_min: float, now_s: float) -> None:
-        self.centre = centre
+        self._centre = centre
         self._sigma_start = sigma_start
         self._sigma_min = sigma_min
         self.fast = DecayedSums(now_s)
@@ -54,6 +55,8 @@ class Belief:
         self._cusum = Cusum()
         self._gap_s = HALF_LIFE_MIN_S / HALF_LIFE_SAMPLES
         self._last_at_s: float | None = None
+        self._known: Gaussian | None = None  # the belief as of `_known_at_s`, if nothing came since
+        self._known_at_s = now_s
 
     @property
     def half_life_s(self) -> float:
@@ -62,12 +65,21 @@ class Belief:
 
     def at(self, now_s: float) -> Gaussian:
         """The belief as of now; old samples have lost their weight, not their meaning."""
-        self.fast.decay(now_s, self.half_life_s)
-        self.slow.decay(now_s, SLOW_HALF_LIFE_S)
+        if self._known is not None and now_s == self._known_at_s:
+            return self._known
         fast, slow = self.fast, self.slow
-        mu0 = (slow.s1 + SLOW_N0 * self.centre) / (slow.s0 + SLOW_N0)
+        fast.decay(now_s, self.half_life_s)
+        slow.decay(now_s, SLOW_HALF_LIFE_S)
+        mu0 = (slow.s1 + SLOW_N0 * self._centre) / (slow.s0 + SLOW_N0)
         prior = Prior(mu0, FAST_N0, self._sigma_start, self._sigma_min)
-        return shrunk(fast.s0, fast.s1, fast.s2, prior)
+        self._known = shrunk(fast.s0, fast.s1, fast.s2, prior)
+        self._known_at_s = now_s
+        return self._known
+
+    def set_centre(self, centre: float) -> None:
+        """What the slow mean shrinks to."""
+        self._centre = centre
+        self._known = None
 
     def observe(self, x: float, weight: float, now_s: float) -> int:
         """
@@ -86,12 +98,20 @@ class Belief:
         clipped = now.mu + z * now.sigma
         self.fast.add(clipped, weight)
         self.slow.add(clipped, weight)
+        self._known = None
         return alarm
 
     def shift(self, delta: float) -> None:
         """The quantity was redefined: every x becomes x + delta."""
         self.fast.shift(delta)
         self.slow.shift(delta)
+        self._known = None
+
+    def doubt(self, share_kept: float) -> None:
+        """Earlier samples of this kind have turned out to be worth less."""
+        self.fast.scale(share_kept)
+        self.slow.scale(share_kept)
+        self._known = None
 
     @property
     def slow_mean(self) -> float | None:
@@ -107,6 +127,7 @@ class Belief:
         """Take over an export of `away_s` ago."""
         self._gap_s = state.gap_s
         self._last_at_s = None
+        self._known = None
         _load_sums(self.fast, state.fast, now_s - away_s)
         _load_sums(self.slow, state.slow, now_s - away_s)
 

@@ -16,15 +16,18 @@ from gateway.stats.beta import DecayedBeta
 from gateway.stats.decayed import DecayedSums
 from gateway.stats.intervals import Measured, lognormal_interval
 from gateway.stats.quantiles import HistogramState, LogHistogram
-from gateway.stats.timeline import Expected, NoRate, decode_sample
+from gateway.stats.timeline import Expected, NoRate, decode_sample, is_buffered
 
 TTFT_SIGMA_START, TTFT_SIGMA_MIN = 0.45, 0.30
 RATE_SIGMA_START, RATE_SIGMA_MIN = 0.35, 0.20
 QUANTILE_HALF_LIFE_S = 600.0
+QUANTILES_EVERY_S = 1.0
 SUCCESS_HALF_LIFE_S = 60.0
 LOST_START_S, LOST_N0, LOST_HALF_LIFE_S = 3.0, 2.0, 600.0
 WHOLE_SAMPLES_MIN = 8  # before the end-to-end line may stand in for streams never seen
 STREAM_WEIGHT_MIN = 1.0
+HELD_BACK_LINE_MIN = 16  # end-to-end samples before the line may say that a stream was held back
+HELD_BACK_DOUBT = 0.9  # what a held-back stream leaves of the beliefs
 
 TIMEOUT_MIN_S, TIMEOUT_MAX_S = 10.0, 120.0
 TIMEOUT_REASONING_MAX_S = 300.0  # hidden reasoning runs before the first token
@@ -36,6 +39,8 @@ COLD_WEIGHT = 5.0
 _Z_P99 = 2.326
 _LEVELS = (0.5, 0.75, 0.9, 0.99)
 _RATE_LEVELS = (0.5, 0.25, 0.1, 0.01)
+
+Quantiles = tuple[float, float, float, float]
 
 
 class EstimatorState(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ class EndpointEstimator:
         self.sampled_at_s: float | None = None
         self._lost = DecayedSums(now_s)
         self._timeouts_in_row = 0
-        self._shown: dict[str, tuple[int, tuple[float, float, float, float] | None]] = {}
+        self._shown: dict[str, tuple[int, float, Quantiles]] = {}
 
     def observe(
         self, outcome: AttemptOutcome, now_s: float
@@ -94,13 +99,11 @@ class EndpointEstimator:
         ratios.observe(outcome, sample, now_s)
         self._observe_success(sample, outcome, now_s)
         alarms: list[tuple[str, int]] = []
-        residual = self._observe_ttft(sample, now_s, alarms)
-        if sample.may_give_rate:
-            self._observe_rate(sample, outcome.reading_paused_s, now_s, alarms)
-        if sample.whole_s is not None:
-            relative = self.whole.add(sample.whole_s, sample.total_tokens)
-            self.histograms["whole_ratio"].add(relative, now_s)
-            self._count_sample(now_s)
+        is_held_back = sample.may_give_rate and self._observe_rate(
+            sample, outcome.reading_paused_s, now_s, alarms
+        )
+        residual = None if is_held_back else self._observe_ttft(sample, now_s, alarms)
+        self._keep_times(sample, now_s)
         return sample, residual, alarms
 
     def _count_sample(self, now_s: float) -> None:
@@ -139,30 +142,54 @@ class EndpointEstimator:
             if shift:
                 self.ttft.shift(shift)
                 self.ttft_hidden.shift(shift)
-            self.histograms["ttft_base"].add(math.exp(y), now_s)
-        self.histograms["ttft_any"].add(ttft_s, now_s)
-        visible_s = sample.stamps.ttft_visible_s
-        if visible_s is not None:
-            self.histograms["ttft_visible"].add(visible_s, now_s)
-        self._count_sample(now_s)
         return residual
+
+    def _keep_times(self, sample: Sample, now_s: float) -> None:
+        """Raw times for quantiles, clipped by nothing: also of streams that were held back."""
+        if sample.ttft_s is not None:
+            self.histograms["ttft_any"].add(sample.ttft_s, now_s)
+            stretch = self.prefill.ln_stretch(sample.uncached_tokens)
+            self.histograms["ttft_base"].add(sample.ttft_s * math.exp(-stretch), now_s)
+            visible_s = sample.stamps.ttft_visible_s
+            if visible_s is not None:
+                self.histograms["ttft_visible"].add(visible_s, now_s)
+            self._count_sample(now_s)
+        if sample.whole_s is not None:
+            relative = self.whole.add(sample.whole_s, sample.total_tokens)
+            self.histograms["whole_ratio"].add(relative, now_s)
+            self._count_sample(now_s)
 
     def _observe_rate(
         self, sample: Sample, paused_s: float, now_s: float, alarms: list[tuple[str, int]]
-    ) -> None:
-        believed = Expected(
-            self.ttft_at(sample.uncached_tokens, now_s), math.exp(self.rate.at(now_s).mu)
-        )
+    ) -> bool:
+        """
+        True when the stream was generated first and sent afterwards.
+
+        Neither its TTFT nor its rate then means what the two-part model takes it for, though
+        their sum does. The end-to-end line sees that even where every stream is held back; then
+        each such stream takes back some of what earlier ones seemed to show.
+        """
+        believed = None
+        if not sample.is_hidden_reasoning:  # there a long wait and then speed is no trick
+            rate = math.exp(self.rate.at(now_s).mu)
+            believed = Expected(self.ttft_at(sample.uncached_tokens, now_s), rate)
         found = decode_sample(sample.stamps, sample.stream_tokens, believed, paused_s)
-        if found.refused is not None:
-            seen = self.num_refused_rates.get(found.refused, 0)
-            self.num_refused_rates[found.refused] = seen + 1
-            return
+        refused = found.refused
+        if refused is None and believed is not None and self.whole.n >= HELD_BACK_LINE_MIN:
+            line = Expected(self.whole.base_s, 1.0 / self.whole.per_token_s)
+            if is_buffered(sample.stamps, sample.stream_tokens, line):
+                refused = NoRate.BUFFERED
+                self.rate.doubt(HELD_BACK_DOUBT)
+                self._ttft_published().doubt(HELD_BACK_DOUBT)
+        if refused is not None:
+            self.num_refused_rates[refused] = self.num_refused_rates.get(refused, 0) + 1
+            return refused is NoRate.BUFFERED
         direction = self.rate.observe(math.log(found.tokens_per_s), found.weight, now_s)
         if direction:
             alarms.append(("rate", direction))
         self.histograms["rate"].add(found.tokens_per_s, now_s, found.weight)
         self._count_sample(now_s)
+        return False
 
     def _ttft_published(self) -> Belief:
         hidden = self.ttft_hidden
@@ -191,8 +218,9 @@ class EndpointEstimator:
             ttft_centre = math.log(self.whole.base_s)
         if has_line and self.rate.slow.s0 < STREAM_WEIGHT_MIN:
             rate_centre = -math.log(self.whole.per_token_s)
-        self.ttft.centre = self.ttft_hidden.centre = ttft_centre
-        self.rate.centre = rate_centre
+        self.ttft.set_centre(ttft_centre)
+        self.ttft_hidden.set_centre(ttft_centre)
+        self.rate.set_centre(rate_centre)
 
     def peer_means(self) -> tuple[float | None, float | None]:
         """What this endpoint can tell its peers: slow means of TTFT and rate."""
@@ -219,8 +247,8 @@ class EndpointEstimator:
             success_n=self.success.n,
             failure_lost_s=self._failure_lost_s(now_s),
             waste=self.tokens.waste,
-            ttft_p50_p75_p90_p99_s=self._shown_quantiles("ttft_any", _LEVELS),
-            rate_p50_p75_p90_p99=self._shown_quantiles("rate", _RATE_LEVELS),
+            ttft_p50_p75_p90_p99_s=self._shown_quantiles("ttft_any", now_s),
+            rate_p50_p75_p90_p99=self._shown_quantiles("rate", now_s),
             characters_per_token=self.tokens.characters_per_token,
             tokens_per_byte_p99=self.tokens.per_byte_p99(),
             num_samples=self.num_samples,
@@ -234,16 +262,27 @@ class EndpointEstimator:
         self._lost.decay(now_s, LOST_HALF_LIFE_S)
         return (self._lost.s1 + LOST_N0 * LOST_START_S) / (self._lost.s0 + LOST_N0)
 
-    def _shown_quantiles(
-        self, name: str, levels: tuple[float, ...]
-    ) -> tuple[float, float, float, float] | None:
+    def _shown_quantiles(self, name: str, now_s: float) -> Quantiles | None:
+        """Of "rate" the speeds exceeded by 50, 75, 90, 99 %. At most a second old."""
         histogram = self.histograms[name]
         cached = self._shown.get(name)
-        if cached is None or cached[0] != histogram.version:
-            found = histogram.quantiles(levels)
-            four = (found[0], found[1], found[2], found[3]) if found else None
-            cached = self._shown[name] = (histogram.version, four)
-        return cached[1]
+        if cached is not None and (
+            cached[0] == histogram.version or 0.0 <= now_s - cached[1] < QUANTILES_EVERY_S
+        ):
+            return cached[2]
+        found = histogram.quantiles(_RATE_LEVELS if name == "rate" else _LEVELS)
+        if found is None:
+            return None
+        four = (found[0], found[1], found[2], found[3])
+        self._shown[name] = (histogram.version, now_s, four)
+        return four
+
+    def _p99(self, name: str, now_s: float) -> float | None:
+        """None while it rests on less than 20 samples."""
+        if self.histograms[name].n < TIMEOUT_SAMPLES_MIN:
+            return None
+        found = self._shown_quantiles(name, now_s)
+        return found[3] if found is not None else None
 
     def first_token_timeout_s(
         self, prompt_tokens: float, now_s: float, *, wants_reasoning: bool = False
@@ -259,8 +298,7 @@ class EndpointEstimator:
         belief = self._ttft_published()
         known = belief.at(now_s)
         ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
-        histogram = self.histograms["ttft_base"]
-        seen_s = histogram.quantile(0.99) if histogram.n >= TIMEOUT_SAMPLES_MIN else None
+        seen_s = self._p99("ttft_base", now_s)
         base_s = seen_s if seen_s is not None else math.exp(ln_p99)
         least_s = TIMEOUT_MIN_S
         if belief.slow.s0 < COLD_WEIGHT:
@@ -269,14 +307,13 @@ class EndpointEstimator:
         backed_off: float = max(least_s, timeout_s) * 2.0 ** min(self._timeouts_in_row, 5)
         return min(most_s, backed_off)
 
-    def whole_timeout_s(self, output_tokens: float) -> float:
+    def whole_timeout_s(self, output_tokens: float, now_s: float) -> float:
         """
         For an answer that comes whole: 3 × its end-to-end p99, within 10–600 s.
 
         `output_tokens` is what 99 % of answers stay under; hidden tokens come on top.
         """
-        ratios = self.histograms["whole_ratio"]
-        seen = ratios.quantile(0.99) if ratios.n >= TIMEOUT_SAMPLES_MIN else None
+        seen = self._p99("whole_ratio", now_s)
         expected_s = self.whole.time_s(output_tokens * self.tokens.hidden_ratio)
         timeout_s = TIMEOUT_FACTOR * (seen if seen is not None else 1.0) * expected_s
         return min(TIMEOUT_WHOLE_MAX_S, max(TIMEOUT_MIN_S, timeout_s))
@@ -316,6 +353,7 @@ class EndpointEstimator:
         for name, histogram in self.histograms.items():
             if name in state.histograms:
                 histogram.load(state.histograms[name], now_s, away_s)
+        self._shown.clear()
         self.num_samples = state.num_samples
         if state.sample_age_s is not None:
             self.sampled_at_s = now_s - away_s - state.sample_age_s

@@ -34,8 +34,6 @@ EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
 ANSWER_TOKENS_DEFAULT = 4_096.0
 
-_NOTHING_CACHED: Mapping[str, int] = {}
-
 Clock = Callable[[], float]
 PriceRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
 
@@ -89,19 +87,19 @@ class Fleet:
         snapshot = self._snapshot_of(now_s)
         by_id = self._by_id
         lives = [by_id[endpoint_id] for endpoint_id in endpoint_ids if endpoint_id in by_id]
-        last, home_id = "", ""
-        cached = _NOTHING_CACHED
+        shown: dict[str, EndpointLive] = {
+            live.endpoint.id: live.calm_view or live.view(now_s) for live in lives
+        }
         if facts.affinity_key or facts.session_key:
             last, home_id, cached = self._placement(facts, lives, now_s)
-        shown: dict[str, EndpointLive] = {}
-        for live in lives:
-            endpoint_id = live.endpoint.id
-            shown[endpoint_id] = live.view(
-                now_s,
-                cached.get(endpoint_id, 0),
-                is_last=endpoint_id == last,
-                is_home=endpoint_id == home_id,
-            )
+            for endpoint_id in {last, home_id, *cached}:
+                if endpoint_id in shown:
+                    shown[endpoint_id] = by_id[endpoint_id].view(
+                        now_s,
+                        cached.get(endpoint_id, 0),
+                        is_last=endpoint_id == last,
+                        is_home=endpoint_id == home_id,
+                    )
         expected, n = self._lengths.expected(_kind_of(facts), now_s)
         return FleetView(
             snapshot=snapshot,
@@ -129,7 +127,7 @@ class Fleet:
             for endpoint_id, num in tokens.items()
             if endpoint_id in self._by_id
         }
-        able = [live for live in lives if live.shut(now_s)[0] == "closed"]
+        able = [live for live in lives if live.is_closed(now_s)]
         loads = [live.in_flight for live in able]
         if last:
             limit = load_max(sum(loads), max(1, len(able)))
@@ -192,7 +190,7 @@ class Fleet:
             )
         model = facts.models[0] if facts.models else ""
         longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
-        return live.estimator.whole_timeout_s(longest)
+        return live.estimator.whole_timeout_s(longest, now_s)
 
     def may_probe(self, endpoint_id: str, *, in_panic: bool = False) -> bool:
         """
@@ -307,7 +305,7 @@ class Fleet:
         """An endpoint's own account: requests waiting and share of KV cache in use."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
-            live.capacity.report(queue, cache_use, self._clock())
+            live.report_load(queue, cache_use, self._clock())
 
     # Showing and keeping
 

@@ -15,6 +15,7 @@ LENGTH_MAX = 1_000_000.0
 KEYS_MAX = 4_096
 MODELS_MAX = 1_024
 _ALPHA = 0.05
+_LN_START = math.log(LENGTH_START)
 
 K = TypeVar("K")
 
@@ -22,21 +23,32 @@ K = TypeVar("K")
 class _Record:
     """One histogram, with its quantiles kept until the next sample."""
 
-    __slots__ = ("_cached", "_version", "histogram")
+    __slots__ = ("_ln_median", "_p99", "_version", "histogram")
 
     def __init__(self, now_s: float) -> None:
         self.histogram = LogHistogram(
             1.0, LENGTH_MAX, half_life_s=LENGTH_HALF_LIFE_S, alpha=_ALPHA, start_s=now_s
         )
         self._version = -1
-        self._cached = (LENGTH_START, LENGTH_START)
+        self._ln_median = _LN_START
+        self._p99 = LENGTH_START
 
-    def median_and_p99(self) -> tuple[float, float]:
+    def _refresh(self) -> None:
         if self._version != self.histogram.version:
-            found = self.histogram.quantiles((0.5, 0.99))
-            self._cached = (found[0], found[1]) if found else (LENGTH_START, LENGTH_START)
             self._version = self.histogram.version
-        return self._cached
+            found = self.histogram.quantiles((0.5, 0.99))
+            if found is not None:
+                self._ln_median, self._p99 = math.log(found[0]), found[1]
+
+    def p99(self) -> float:
+        self._refresh()
+        return self._p99
+
+    def shrink(self, ln_prior: float, now_s: float) -> tuple[float, float]:
+        """(ln of the median shrunk to the prior's, decayed samples)."""
+        self._refresh()
+        weight = self.histogram.weight(now_s)
+        return (weight * self._ln_median + LENGTH_N0 * ln_prior) / (weight + LENGTH_N0), weight
 
 
 class Lengths:
@@ -74,17 +86,14 @@ class Lengths:
     ) -> tuple[float, float]:
         """(tokens expected, decayed samples behind it); at most max_tokens."""
         key_id, model, max_tokens, has_tools = kind
-        ln_length, n = math.log(LENGTH_START), 0.0
+        ln_length, n = _LN_START, 0.0
         wide = self._models.get(model)
         if wide is not None:
-            weight = wide.histogram.weight(now_s)
-            ln_length = _shrunk(wide.median_and_p99()[0], weight, ln_length)
-            n = weight
+            ln_length, n = wide.shrink(ln_length, now_s)
         own = self._kinds.get((key_id, model, _bucket(max_tokens), has_tools))
         if own is not None:
-            weight = own.histogram.weight(now_s)
-            ln_length = _shrunk(own.median_and_p99()[0], weight, ln_length)
-            n = max(n, weight)
+            ln_length, own_n = own.shrink(ln_length, now_s)
+            n = max(n, own_n)
         expected = math.exp(ln_length)
         return (min(expected, float(max_tokens)) if max_tokens else expected), n
 
@@ -93,7 +102,7 @@ class Lengths:
         record = self._models.get(model)
         longest = default
         if record is not None and record.histogram.n >= LENGTH_N0 * 4:
-            longest = record.median_and_p99()[1]
+            longest = record.p99()
         return min(longest, float(max_tokens)) if max_tokens else longest
 
     def export(self, now_s: float) -> dict[str, HistogramState]:
@@ -114,10 +123,6 @@ def _touch(records: OrderedDict[K, _Record], key: K, keys_max: int, now_s: float
     else:
         records.move_to_end(key)
     return record
-
-
-def _shrunk(median: float, weight: float, ln_prior: float) -> float:
-    return (weight * math.log(median) + LENGTH_N0 * ln_prior) / (weight + LENGTH_N0)
 
 
 def _bucket(max_tokens: int | None) -> int:

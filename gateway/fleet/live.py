@@ -19,8 +19,18 @@ class LiveEndpoint:
     """In-flight count, breaker, capacity and beliefs of one endpoint. Lives by `state_key`."""
 
     __slots__ = (
-        "_cache_expected", "_cache_seen", "_calm_view", "breaker", "capacity", "endpoint",
-        "estimator", "in_flight", "num_rate_limited", "probes", "seed", "started",
+        "_cache_expected",
+        "_cache_seen",
+        "breaker",
+        "calm_view",
+        "capacity",
+        "endpoint",
+        "estimator",
+        "in_flight",
+        "num_rate_limited",
+        "probes",
+        "seed",
+        "started",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, rng: Rng, now_s: float) -> None:
@@ -35,34 +45,36 @@ class LiveEndpoint:
         self.in_flight = 0
         self._cache_seen = 0.0
         self._cache_expected = 0.0
-        self._calm_view: EndpointLive | None = None
+        # The view of a closed endpoint without cached tokens, until its in-flight count changes;
+        # whatever else could change it does so at the end of a request.
+        self.calm_view: EndpointLive | None = None
 
     def adopt(self, endpoint: Endpoint) -> None:
         """The policy changed; address and model did not, so beliefs stay."""
         if endpoint.id != self.endpoint.id:
             self.seed = endpoint_seed(endpoint.id)
         self.endpoint = endpoint
-        self._calm_view = None
+        self.calm_view = None
 
     def begin(self, now_s: float) -> None:
         self.in_flight += 1
         self.started.add(now_s)
-        self._calm_view = None
+        self.calm_view = None
 
     def end(self) -> None:
         self.in_flight = max(0, self.in_flight - 1)
-        self._calm_view = None
+        self.calm_view = None
 
-    def view(self, now_s: float, cached: int, *, is_last: bool, is_home: bool) -> EndpointLive:
-        """What a decision sees. Built anew only when something about it changed."""
+    def view(
+        self, now_s: float, cached: int = 0, *, is_last: bool = False, is_home: bool = False
+    ) -> EndpointLive:
+        """What a decision sees."""
         is_calm = (
             self.breaker.is_closed
             and cached == 0
             and not (is_last or is_home or self.capacity.has_telemetry)
             and self.capacity.cooling_s(now_s) <= 0.0
         )
-        if is_calm and self._calm_view is not None:
-            return self._calm_view
         state, reopens_in_s = self.shut(now_s)
         built = EndpointLive(
             endpoint_id=self.endpoint.id,
@@ -75,7 +87,7 @@ class LiveEndpoint:
             is_home=is_home,
         )
         if is_calm:
-            self._calm_view = built
+            self.calm_view = built
         return built
 
     def shut(self, now_s: float) -> tuple[str, float]:
@@ -90,6 +102,13 @@ class LiveEndpoint:
         if cooling_s > 0.0:
             return "open", max(cooling_s, reopens_in_s)
         return state, reopens_in_s
+
+    def is_closed(self, now_s: float) -> bool:
+        return self.calm_view is not None or self.shut(now_s)[0] == "closed"
+
+    def report_load(self, queue: float, cache_use: float, now_s: float) -> None:
+        self.capacity.report(queue, cache_use, now_s)
+        self.calm_view = None
 
     def may_send(self, now_s: float, *, in_panic: bool = False) -> bool:
         if self.capacity.cooling_s(now_s) > 0.0 and not in_panic:

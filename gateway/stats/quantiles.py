@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,9 @@ class LogHistogram:
     """
 
     __slots__ = (
+        "_cells",
         "_counts",
+        "_last_idx",
         "_ln_gamma",
         "_ln_low",
         "_origin_s",
@@ -60,31 +63,36 @@ class LogHistogram:
         self._ln_low = math.log(low)
         self._ln_gamma = math.log((1.0 + alpha) / (1.0 - alpha))
         num_buckets = math.ceil((math.log(high) - self._ln_low) / self._ln_gamma) + 1
-        self._counts: NDArray[np.float64] = np.zeros(num_buckets)
+        # One memory, two handles: a Python array for the single addition of a sample, numpy's view
+        # of it for all that touches every bucket.
+        self._cells = array("d", bytes(8 * num_buckets))
+        self._counts: NDArray[np.float64] = np.frombuffer(self._cells)
+        self._last_idx = num_buckets - 1
         self._total = 0.0
         self._squares = 0.0  # of weights, for Kish's effective sample count
         self._origin_s = start_s
         self.version = 0  # changes when a quantile may have changed; ageing changes none
 
     def add(self, value: float, now_s: float, weight: float = 1.0) -> None:
+        elapsed_s = now_s - self._origin_s
+        grown = weight
+        if elapsed_s > 0.0:
+            if elapsed_s > _EXPONENT_MAX * self.half_life_s:
+                self._rescale(now_s)
+            else:
+                grown *= 2.0 ** (elapsed_s / self.half_life_s)
         idx = int((math.log(value) - self._ln_low) / self._ln_gamma) if value > self.low else 0
-        last_idx = len(self._counts) - 1
-        grown = weight * self._growth(now_s)
-        self._counts[idx if idx < last_idx else last_idx] += grown
+        self._cells[idx if idx < self._last_idx else self._last_idx] += grown
         self._total += grown
         self._squares += grown * grown
         self.version += 1
 
-    def _growth(self, now_s: float) -> float:
-        exponent = max(0.0, now_s - self._origin_s) / self.half_life_s
-        if exponent > _EXPONENT_MAX:
-            shrink = 2.0**-exponent
-            self._counts *= shrink
-            self._total *= shrink
-            self._squares *= shrink * shrink
-            self._origin_s = now_s
-            return 1.0
-        return float(2.0**exponent)
+    def _rescale(self, now_s: float) -> None:
+        shrink = 2.0 ** (-(now_s - self._origin_s) / self.half_life_s)
+        self._counts *= shrink
+        self._total *= shrink
+        self._squares *= shrink * shrink
+        self._origin_s = now_s
 
     def weight(self, now_s: float) -> float:
         """Decayed count of samples."""
@@ -102,7 +110,7 @@ class LogHistogram:
             return None
         cumulative = np.cumsum(self._counts)
         wanted = np.asarray(levels) * cumulative[-1]
-        found = np.minimum(np.searchsorted(cumulative, wanted), len(self._counts) - 1)
+        found = np.minimum(np.searchsorted(cumulative, wanted), self._last_idx)
         return tuple(self._middle(idx) for idx in found.tolist())
 
     def quantile(self, level: float) -> float | None:
@@ -152,7 +160,7 @@ class LogHistogram:
         self._counts[:] = 0.0
         for idx_text, count in state.counts.items():
             idx = int(idx_text) if idx_text.isdigit() else -1
-            if 0 <= idx < len(self._counts) and 0.0 <= count < math.inf:
+            if 0 <= idx <= self._last_idx and 0.0 <= count < math.inf:
                 self._counts[idx] = count * aged
         self._total = float(self._counts.sum())
         self._squares = max(state.squares * aged * aged, 1e-12) if self._total > 0.0 else 0.0

@@ -111,7 +111,7 @@ def decode_sample(
         return DecodeSample(refused=NoRate.TOO_FEW_ARRIVALS)
     if is_burst(stamps.frame_stamps_s, stamps.num_frames, stamps.last_generated_at_s):
         return DecodeSample(refused=NoRate.BURST)
-    if expected is not None and _is_buffered(stamps, num_tokens, expected):
+    if expected is not None and is_buffered(stamps, num_tokens, expected):
         return DecodeSample(refused=NoRate.BUFFERED)
     tokens_after_first = num_tokens * (1.0 - _first_share(stamps, num_tokens))
     return DecodeSample(tokens_after_first / span_s, min(1.0, num_tokens / FULL_WEIGHT_TOKENS))
@@ -161,7 +161,7 @@ def is_burst(times: Sequence[float], num_frames: int, last_s: float) -> bool:
     return bool(min(map(sub, times[num_inside - 1 :], times)) < window_s)
 
 
-def _is_buffered(stamps: Stamps, num_tokens: float, expected: Expected) -> bool:
+def is_buffered(stamps: Stamps, num_tokens: float, expected: Expected) -> bool:
     """
     Whether generation happened before the first token came, and then a flush at line speed.
 

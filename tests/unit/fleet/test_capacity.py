@@ -1,0 +1,126 @@
+"""Learned capacity: AIMD, cool-down, TTFT gradient, telemetry."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from gateway.fleet.capacity import RETRY_AFTER_MAX_S, Capacity
+
+
+def test_success_grows_the_limit_by_four_over_it_only_when_half_is_used() -> None:
+    capacity = Capacity()
+    capacity.succeeded(31, None, 0.0)
+    assert capacity.limit == 64.0
+    capacity.succeeded(32, None, 0.0)
+
+    assert capacity.limit == pytest.approx(64.0 + 4.0 / 64.0)
+
+
+def test_push_back_cuts_by_a_tenth_once_a_round() -> None:
+    capacity = Capacity()
+    for _ in range(20):  # twenty requests under way are refused together
+        capacity.pushed_back(64, 1.0, None, 2.0)
+    assert capacity.limit == pytest.approx(0.9 * 64.0)
+    capacity.pushed_back(57, 3.0, None, 4.0)
+
+    assert capacity.limit == pytest.approx(0.9 * 57.0)
+
+
+def test_first_push_back_tells_what_load_was_too_much() -> None:
+    capacity = Capacity()
+    capacity.pushed_back(10, 1.0, None, 2.0)
+
+    assert capacity.limit == pytest.approx(9.0)
+
+
+def test_retry_after_shuts_the_endpoint_until_then() -> None:
+    capacity = Capacity()
+    capacity.pushed_back(5, 0.0, 7.0, 100.0)
+    assert capacity.cooling_s(100.0) == 7.0
+    capacity.pushed_back(5, 0.0, 2.0, 101.0)
+
+    assert capacity.cooling_s(101.0) == 6.0  # a shorter wait does not undo a longer one
+    assert capacity.cooling_s(107.0) == 0.0
+
+
+def test_absurd_retry_after_is_bounded() -> None:
+    capacity = Capacity()
+    capacity.pushed_back(5, 0.0, 1e9, 0.0)
+
+    assert capacity.cooling_s(0.0) == RETRY_AFTER_MAX_S
+
+
+def test_429_that_names_no_time_waits_longer_each_round_until_a_success() -> None:
+    capacity, now_s, waits = Capacity(), 0.0, []
+    for _ in range(7):
+        capacity.pushed_back(5, now_s, None, now_s)
+        capacity.pushed_back(5, now_s, None, now_s)  # of the same round
+        waits.append(capacity.cooling_s(now_s))
+        now_s += waits[-1]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    capacity.succeeded(5, None, now_s)
+    capacity.pushed_back(5, now_s, None, now_s)
+
+    assert capacity.cooling_s(now_s) == 1.0
+
+
+def test_endpoint_back_from_an_open_breaker_starts_at_two() -> None:
+    capacity = Capacity()
+    capacity.restart()
+    assert capacity.limit == 2.0
+    for _ in range(10):
+        capacity.succeeded(math.ceil(capacity.limit), None, 0.0)
+
+    assert 8.0 < capacity.limit < 12.0
+
+
+def loaded(capacity: Capacity, knee: float | None, seconds: int, seed: int = 1) -> None:
+    """Traffic whose TTFT rises linearly with in-flight beyond `knee`; None = never."""
+    rng = random.Random(seed)
+    for second in range(seconds):
+        in_flight = min(rng.randint(1, 40), max(1, int(capacity.limit)))
+        rise = 0.0 if knee is None else math.log(1.0 + max(0.0, in_flight - knee) / knee)
+        capacity.succeeded(in_flight, rise + rng.gauss(0.0, 0.3), float(second))
+
+
+def test_ttft_that_rises_with_in_flight_lowers_the_limit_to_about_the_knee() -> None:
+    capacity = Capacity()
+    loaded(capacity, knee=8.0, seconds=600)
+
+    assert 6.0 <= capacity.limit <= 22.0
+
+
+def test_noise_without_a_rise_leaves_the_limit_alone() -> None:
+    for seed in range(5):
+        capacity = Capacity()
+        loaded(capacity, knee=None, seconds=600, seed=seed)
+        assert capacity.limit >= 36.0
+
+
+def test_slow_hour_at_an_even_load_is_not_congestion() -> None:
+    capacity = Capacity()
+    for second in range(600):
+        capacity.succeeded(10, 1.2 if second > 300 else 0.0, float(second))
+
+    assert capacity.limit == 64.0
+
+
+def test_own_account_of_a_full_endpoint_leaves_no_room() -> None:
+    capacity = Capacity()
+    capacity.report(queue=0.0, cache_use=0.4, now_s=0.0)
+    assert capacity.now(7, 1.0) == pytest.approx(16.0)
+    capacity.report(queue=6.0, cache_use=0.1, now_s=1.0)
+
+    assert capacity.now(7, 1.0) == 7.0
+
+
+def test_stale_account_counts_as_full_and_a_vanished_one_no_more() -> None:
+    capacity = Capacity()
+    capacity.report(queue=0.0, cache_use=0.1, now_s=0.0)
+
+    assert capacity.now(3, 2.5) == 3.0
+    assert capacity.now(0, 2.5) == 1.0
+    assert capacity.now(3, 61.0) == 64.0
