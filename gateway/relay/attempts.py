@@ -42,7 +42,7 @@ BUFFERED_BYTES_MAX = 64 * 1024
 
 # A stream without one generated token is a true answer only if it ended for one of other reasons
 # than "the model was done", or if the provider says that it generated something (hidden reasoning).
-_DONE_FINISHES = frozenset({"", "stop", "end_turn", "completed", "stop_sequence"})
+DONE_FINISHES = frozenset({"", "stop", "end_turn", "completed", "stop_sequence"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class AttemptMachine:
 
     def _end_without_content(self, now: float) -> list[Action]:
         if self._finish is not None and (
-            self._output_tokens > 0 or self._finish not in _DONE_FINISHES
+            self._output_tokens > 0 or self._finish not in DONE_FINISHES
         ):
             return self._finished(self._commit(now))
         return self._fail_running(FailureClass.SERVER_ERROR, now)

@@ -1,0 +1,185 @@
+"""What the client is told: headers of a good answer, and the error when there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.errors import (
+    FAILURES,
+    ApiError,
+    Draining,
+    FailureClass,
+    Overloaded,
+    UpstreamFailed,
+    UpstreamTimeout,
+)
+from gateway.relay.exchange import Exchange
+from gateway.relay.job import Headers
+from gateway.relay.money import dollars
+from gateway.wire.errors import error_body
+from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface, WireError
+
+WARNING_BYTES_MAX = 1_024
+
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+# Upstream headers that reach the client, and under which name. All others stop here.
+_PASSED: dict[bytes, bytes] = {
+    b"openai-processing-ms": b"openai-processing-ms",
+    b"x-request-id": b"x-upstream-request-id",
+    b"request-id": b"x-upstream-request-id",
+}
+_TIMEOUTS = frozenset({FailureClass.TIMEOUT_FIRST_TOKEN, FailureClass.TIMEOUT_IDLE})
+_SATURATED = frozenset({FailureClass.OVERLOADED, FailureClass.RATE_LIMITED})
+# Their words are about our account with the provider, not about the caller's request.
+_PRIVATE = frozenset({FailureClass.AUTH, FailureClass.QUOTA, FailureClass.MISCONFIGURED})
+# Of attempts that we ended ourselves.
+_REASONS: dict[FailureClass, str] = {
+    FailureClass.TIMEOUT_FIRST_TOKEN: "no token came in time",
+    FailureClass.TIMEOUT_IDLE: "the stream fell silent",
+    FailureClass.SERVER_ERROR: "the stream ended without content, or with too much before it",
+}
+SECRET_CHARS_MIN = 8  # shorter ones are placeholders, and would redact ordinary words
+
+
+def answer_headers(
+    exchange: Exchange | None, num_attempts: int, warnings: Sequence[str]
+) -> Headers:
+    """Who answered, after how many attempts, and what the caller should know."""
+    headers: Headers = []
+    if exchange is not None:
+        headers.append((b"x-looprouter-endpoint", _ascii(exchange.endpoint.id)))
+        seen: set[bytes] = set()
+        for name, value in exchange.headers:
+            passed = _PASSED.get(name)
+            if passed is not None and passed not in seen:
+                seen.add(passed)
+                headers.append((passed, value))
+    headers.append((b"x-looprouter-attempts", b"%d" % num_attempts))
+    if warnings:
+        headers.append((b"x-looprouter-warning", _ascii("; ".join(warnings))[:WARNING_BYTES_MAX]))
+    return headers
+
+
+def plain_headers(exchange: Exchange, *, is_translated: bool) -> Headers:
+    """Of a plain answer: its type and its cost."""
+    content_type = dict(exchange.headers).get(b"content-type", b"")
+    if is_translated or not content_type.startswith(b"application/json"):
+        content_type = b"application/json"  # whatever it is called, it was read as JSON
+    headers = [(b"content-type", content_type)]
+    if exchange.settlement is not None:
+        cost = dollars(exchange.settlement.cost_nanos).encode()
+        headers.append((b"x-looprouter-cost", cost))
+    return headers
+
+
+def warnings_of(exchange: Exchange) -> list[str]:
+    """What was changed or lost on the way to the endpoint."""
+    said: list[str] = []
+    if exchange.max_tokens_set is not None:
+        said.append(f"max_tokens={exchange.max_tokens_set} was set, for this key has a budget")
+    if exchange.dropped:
+        said.append(f"not carried: {', '.join(exchange.dropped)}")
+    return said
+
+
+def passed_error(exchange: Exchange, client: Surface, request_id: str) -> tuple[int, bytes] | None:
+    """The upstream's own 4xx for the caller: its bytes in the same dialect, else translated."""
+    fault = exchange.reading.fault
+    if fault is None or not FAILURES[fault.failure].passes_answer:
+        return None
+    status = exchange.outcome.status
+    if not 400 <= status < 500:
+        status = 400  # it came inside a 200
+    dialect = SURFACE_DIALECT[client]
+    body = exchange.reading.error_body
+    if body.lstrip()[:1] == b"{" and dialect is SURFACE_DIALECT[exchange.reading.surface]:
+        return status, body
+    error = fault.error
+    # The other dialect's word for the type means nothing here; the status says it as well.
+    return status, error_body(
+        dialect,
+        status=status,
+        type="invalid_request_error",
+        message=error.message,
+        code=error.code or None,
+        request_id=request_id,
+    )
+
+
+def api_error(
+    exchange: Exchange | None,
+    failure: FailureClass | None,
+    *,
+    num_attempts: int,
+    retry_after_s: float | None,
+    secret: str | None,
+) -> ApiError:
+    """The error of a request that no endpoint answered."""
+    if failure is None:
+        if exchange is not None and exchange.refusal is not None:
+            return exchange.refusal
+        return Overloaded(
+            "no endpoint may be tried just now: the ones left are being probed by other requests",
+            retry_after_s=retry_after_s if retry_after_s is not None else 1.0,
+        )
+    assert exchange is not None
+
+    what = describe_failure(exchange, failure, secret)
+    tried = f"{num_attempts} attempts failed; the last: " if num_attempts > 1 else ""
+    message = f"{tried}{what}"
+    error: ApiError
+    if failure in _TIMEOUTS:
+        error = UpstreamTimeout(message, retry_after_s=retry_after_s)
+    elif failure in _SATURATED:
+        error = Overloaded(message, code=f"upstream_{failure.value}", retry_after_s=retry_after_s)
+        if num_attempts > 1:
+            error.should_retry = False  # our fallbacks are spent
+    else:
+        error = UpstreamFailed(message, retry_after_s=retry_after_s)
+    return error
+
+
+def draining_error() -> ApiError:
+    return Draining("the gateway is shutting down and this answer was cut short; send it again")
+
+
+def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> WireError:
+    """The same error as a frame of a stream that has begun."""
+    fault = exchange.reading.fault if exchange is not None else None
+    is_ours = SURFACE_DIALECT[client] is Dialect.ANTHROPIC
+    kind = "server_error" if is_ours else "upstream_error"
+    if fault is not None and fault.failure is FailureClass.STREAM_BROKEN:
+        own = fault.error
+        code = own.code if own.code and own.code != "stream_truncated" else "stream_interrupted"
+        return WireError(message=error.message, type=kind, code=code, status=error.status)
+    if isinstance(error, UpstreamTimeout):
+        return WireError(
+            message=error.message, type=kind, code="stream_timeout", status=error.status
+        )
+    return WireError(
+        message=error.message, type=error.type, code=error.code or "", status=error.status
+    )
+
+
+def describe_failure(exchange: Exchange, failure: FailureClass, secret: str | None) -> str:
+    """One sentence on one attempt, without what concerns only the operator."""
+    outcome, fault = exchange.outcome, exchange.reading.fault
+    status = f", HTTP {outcome.status}" if outcome.status >= 400 else ""
+    said = f"endpoint {exchange.endpoint.id} failed ({failure.value}{status})"
+    if failure in _PRIVATE:
+        return said
+    if fault is None:
+        return f"{said}: {_REASONS[failure]}" if failure in _REASONS else said
+    message = fault.error.message
+    if secret and len(secret) >= SECRET_CHARS_MIN:
+        message = message.replace(secret, "[redacted]")
+    return f"{said}: {message}"
+
+
+def _ascii(text: str) -> bytes:
+    """Safe in a header: anything else than printable ASCII becomes `?`."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text).encode()

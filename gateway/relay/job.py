@@ -1,0 +1,81 @@
+"""What the relay is given, what it gives back, and the client's side as it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gateway.core import AttemptOutcome, Caller, FleetSnapshot, Plan, RequestFacts
+from gateway.errors import ApiError
+from gateway.policy.policy import Policy
+from gateway.wire.pieces import Surface
+from gateway.wire.requests import ParsedRequest
+from gateway.wire.usage import Usage
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientSink(Protocol):
+    """The client, as an edge implements it. After `gone` is set the methods do nothing."""
+
+    gone: asyncio.Event
+    is_started: bool
+
+    async def start(self, status: int, headers: Headers) -> None: ...
+    async def send(self, data: bytes) -> None:
+        """Waits while the client's socket is full."""
+        ...
+
+    async def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """How much is kept between upstream and client, and for how long."""
+
+    queued_events_max: int = 64
+    queued_bytes_max: int = 256 * 1024
+    stalled_s_max: float = 60.0  # one write to the client; then it counts as gone
+    answer_bytes_max: int = 32 * 1024 * 1024  # of a plain answer
+    error_bytes_max: int = 256 * 1024  # of an error's body; more is not read
+    preface_bytes_max: int = 4 * 1024 * 1024  # of a stream before its first piece
+    drain_s: float = 0.25  # for what follows the end mark, so that the connection can be reused
+    frame_stamps_max: int = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayJob:
+    """One decided request."""
+
+    request_id: str
+    surface: Surface
+    caller: Caller
+    facts: RequestFacts
+    plan: Plan
+    snapshot: FleetSnapshot  # the one that the plan was decided by: prices are fixed by it
+    parsed: ParsedRequest
+    policy: Policy
+    headers: Mapping[str, str] = field(default_factory=dict)  # the client's, lower-case names
+
+
+@dataclass(slots=True, kw_only=True)
+class RelayResult:
+    """How a request ended. An `error` of a client not started is the edge's to tell."""
+
+    outcomes: list[AttemptOutcome]
+    status: int = 0
+    endpoint_id: str = ""  # whose answer the client got; the last tried when none
+    cost_nanos: int = 0  # of all attempts
+    billed_nanos: int = 0  # of that, the client's
+    usage: Usage | None = None
+    is_estimated: bool = False
+    error: ApiError | None = None
+    error_code: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tokens_total(self) -> int:
+        usage = self.usage
+        return 0 if usage is None else usage.input_total + usage.output_total
