@@ -31,6 +31,7 @@ _DEFAULT_SURFACES: dict[Dialect, frozenset[str]] = {
 _TRANSLATED: dict[str, str] = {"chat": "messages", "messages": "chat"}
 _HEADER_NAME = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$")
 _HEADER_VALUE = re.compile(r"^[\x20-\x7e]{0,1024}$")
+_API_VERSION = re.compile(r"^api-version=[A-Za-z0-9.-]{1,32}$")
 _OWNED_HEADERS = frozenset({
     "authorization", "x-api-key", "api-key", "cookie", "proxy-authorization", "host",
     "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding",
@@ -226,8 +227,8 @@ def _check_url(base_url: str, network: Network, at: str, report: Report) -> None
         return
     if parts.username is not None or parts.password is not None:
         report(at, "holds a user name or password; remove it and use key_env")
-    if parts.query or parts.fragment:
-        report(at, "holds a query or fragment; remove what follows the path")
+    if parts.fragment or (parts.query and not _API_VERSION.match(parts.query)):
+        report(at, "holds more than an address; only ?api-version=… (Azure) may follow the path")
     if network is Network.PUBLIC and parts.scheme == "http":
         report(at, "http:// is not for the public network; use https://, or add network: private "
                    "if this is your own machine")  # fmt: skip
