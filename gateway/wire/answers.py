@@ -75,7 +75,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 def read_answer(surface: Surface, body: bytes) -> Answer:
     """Read the body of a 200. Never raises: what is no answer of this surface becomes an error."""
-    said = decode_event(_BODY, body) if body[:16].lstrip()[:1] == b"{" else None
+    said = decode_event(_BODY, body) if body.lstrip()[:1] == b"{" else None
     if said is None:
         return Answer(error=_no_answer(body))
     usage = read_usage(surface, said.usage)

@@ -122,7 +122,7 @@ def reported_cost_nanos(usage: object) -> int | None:
     ticks = usage.get("cost_in_usd_ticks")
     if type(ticks) is int:
         nanos = -(-ticks // _TICKS_PER_NANO)
-        return nanos if 0 <= nanos <= COST_NANOS_MAX else None
+        return nanos if ticks >= 0 and nanos <= COST_NANOS_MAX else None
     cost = usage.get("cost")
     if isinstance(cost, dict):
         cost = cost.get("total_cost")

@@ -1,0 +1,452 @@
+"""Requests: what routing and money read of a body, and the body that goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.wire.pieces import Surface
+from gateway.wire.rawjson import WireFormatError
+from gateway.wire.requests import (
+    PROMPT_PREFIX_BYTES_MAX,
+    FieldError,
+    ParsedRequest,
+    parse_request,
+    upstream_body,
+)
+
+USER = {"role": "user", "content": "Grüße"}  # 7 bytes of text
+
+
+def parse(surface: Surface = Surface.CHAT, **fields: Any) -> ParsedRequest:
+    if surface in (Surface.CHAT, Surface.MESSAGES, Surface.COUNT_TOKENS):
+        fields.setdefault("messages", [USER])
+    body = {"model": "m", **fields}
+    return parse_request(surface, msgspec.json.encode(body))
+
+
+def test_a_plain_chat_request() -> None:
+    parsed = parse(temperature=0.5, top_p=None)
+
+    assert (parsed.model, parsed.stream, parsed.include_usage) == ("m", False, False)
+    assert (parsed.max_tokens, parsed.num_choices, parsed.text_bytes) == (None, 1, 7)
+    assert parsed.needs == frozenset()
+    assert parsed.parameters == {"model", "messages", "temperature"}  # null is not sent
+
+
+def test_everything_a_chat_request_can_ask_for() -> None:
+    parsed = parse(
+        stream=True,
+        stream_options={"include_usage": True, "other": 1},
+        n=3,
+        max_tokens=10,
+        max_completion_tokens=20,
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        parallel_tool_calls=True,
+        response_format={"type": "json_schema", "json_schema": {"name": "s"}},
+        logprobs=True,
+        reasoning_effort="low",
+        modalities=["text", "audio"],
+        models=["m", "spare"],
+        provider={"order": ["groq"]},
+        service_tier="flex",
+        prompt_cache_key="talk-1",
+        user="u",
+    )
+
+    assert parsed.needs == {
+        "tools", "json_schema", "logprobs", "reasoning", "audio", "parallel_tool_calls", "n",
+    }  # fmt: skip
+    assert (parsed.stream, parsed.include_usage, parsed.num_choices) == (True, True, 3)
+    assert parsed.max_tokens == 20
+    assert parsed.models == ("spare",)
+    assert parsed.provider == b'{"order":["groq"]}'
+    assert (parsed.service_tier, parsed.session_id, parsed.user) == ("flex", "talk-1", "u")
+
+
+@pytest.mark.parametrize(
+    ("fields", "need"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"functions": [{"name": "f"}]}, "tools"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"thinking": {"type": "enabled"}}, "reasoning"),
+    ],
+)
+def test_other_ways_to_need_it(fields: dict[str, Any], need: str) -> None:
+    assert parse(**fields).needs == {need}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None},
+        {"parallel_tool_calls": False},
+        {"response_format": {"type": "text"}},
+        {"logprobs": False},
+        {"reasoning_effort": "none"},
+        {"reasoning": {"enabled": False}},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"thinking": {"type": "disabled"}},
+        {"n": 1},
+        {"modalities": ["text"]},
+    ],
+)
+def test_a_switch_that_is_off_needs_nothing(fields: dict[str, Any]) -> None:
+    assert parse(**fields).needs == frozenset()
+
+
+def test_chat_parts_are_counted_by_kind() -> None:
+    content = [
+        {"type": "text", "text": "abc"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}},
+        {"type": "input_audio", "input_audio": {"data": "A" * 6400, "format": "wav"}},
+    ]
+    parsed = parse(messages=[{"role": "user", "content": content}])
+
+    assert parsed.num_images == 1
+    assert parsed.needs == {"vision", "audio"}
+    assert 3 + 6400 // 64 <= parsed.text_bytes <= 3 + 6500 // 64
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"arguments": "x" * 99}}],
+        },
+        {"role": "assistant", "content": "", "reasoning_content": "x" * 99},
+        {"role": "assistant", "refusal": "x" * 99},
+        {"role": "tool", "content": [{"type": "text", "text": "x" * 99}]},
+        {"role": "user", "content": [{"type": "file", "file": {"file_data": "x" * 99}}]},
+    ],
+)
+def test_no_text_of_a_chat_message_goes_uncounted(message: dict[str, Any]) -> None:
+    assert parse(messages=[message]).text_bytes >= 99
+
+
+def test_tools_and_schemas_are_prompt_text_too() -> None:
+    schema = {"name": "s", "schema": {"type": "object", "description": "x" * 500}}
+    parsed = parse(
+        tools=[{"type": "function", "function": {"description": "x" * 500}}],
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+
+    assert parsed.text_bytes > 1000
+
+
+def test_messages_request() -> None:
+    parsed = parse(
+        Surface.MESSAGES,
+        max_tokens=100,
+        system=[{"type": "text", "text": "abc", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "user", "content": [{"type": "image", "source": {"data": "A" * 4000}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "name": "f", "input": {"a": 1}}],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "content": [{"type": "text", "text": "12345"}]},
+                    {"type": "tool_result", "content": "678"},
+                ],
+            },
+        ],
+        tools=[{"name": "f"}],
+        thinking={"type": "adaptive"},
+        metadata={"user_id": "talk-2"},
+        output_config={"format": {"type": "json_schema", "schema": {}}},
+    )
+
+    assert (parsed.max_tokens, parsed.num_images) == (100, 1)
+    assert parsed.text_bytes == 3 + len('{"a":1}') + 5 + 3 + len('[{"name":"f"}]') + len("{}")
+    assert parsed.needs == {"tools", "reasoning", "vision", "json_schema"}
+    assert (parsed.session_id, parsed.user) == ("talk-2", "talk-2")
+
+
+def test_messages_documents_count_as_text() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "A" * 4000}
+    parsed = parse(
+        Surface.MESSAGES,
+        messages=[{"role": "user", "content": [{"type": "document", "source": source}]}],
+    )
+
+    assert parsed.text_bytes >= 4000
+
+
+def test_unknown_block_shapes_are_no_error() -> None:
+    error = {"type": "web_search_tool_result_error", "error_code": "x"}
+    block = {"type": "web_search_tool_result", "content": error}
+
+    parse(Surface.MESSAGES, messages=[{"role": "assistant", "content": [block]}])
+
+
+def test_count_tokens_request_needs_no_max_tokens() -> None:
+    assert parse(Surface.COUNT_TOKENS).text_bytes == 7
+
+
+def test_responses_request() -> None:
+    parsed = parse(
+        Surface.RESPONSES,
+        instructions="abc",
+        input=[
+            {"role": "user", "content": [{"type": "input_text", "text": "de"},
+                                         {"type": "input_image", "image_url": "data:x"}]},
+            {"type": "function_call", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "output": "fgh"},
+            {"type": "computer_call_output",
+             "output": {"type": "computer_screenshot", "image_url": "data:y"}},
+        ],
+        max_output_tokens=50,
+        text={"format": {"type": "json_schema", "name": "s", "schema": {"a": 1}}},
+        reasoning={"effort": "low"},
+        tools=[{"type": "web_search"}],
+        top_logprobs=2,
+    )  # fmt: skip
+
+    assert (parsed.max_tokens, parsed.num_images) == (50, 2)
+    assert parsed.needs == {"json_schema", "reasoning", "tools", "logprobs", "vision"}
+    assert parsed.text_bytes == 3 + 2 + len('"{}"') + 3 + len('{"a":1}') + len(
+        '[{"type":"web_search"}]'
+    )
+
+
+def test_responses_input_may_be_a_string() -> None:
+    assert parse(Surface.RESPONSES, input="Grüße").text_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text_bytes", "num_choices"),
+    [
+        ("Grüße", 7, 1),
+        (["abc", "de"], 5, 2),
+        ([1, 2, 3], 12, 1),
+        ([[1, 2], [3]], 12, 2),
+        ([], 0, 1),
+        (None, 0, 1),
+    ],
+)
+def test_completions_prompts_in_every_form(
+    prompt: object, text_bytes: int, num_choices: int
+) -> None:
+    parsed = parse(Surface.COMPLETIONS, prompt=prompt)
+
+    assert (parsed.text_bytes, parsed.num_choices) == (text_bytes, num_choices)
+    assert parsed.needs == frozenset()
+
+
+def test_completions_pay_for_every_answer_that_is_drawn() -> None:
+    parsed = parse(Surface.COMPLETIONS, prompt=["a", "b"], n=2, best_of=5, logprobs=0, suffix="xyz")
+
+    assert (parsed.num_choices, parsed.text_bytes) == (10, 5)
+    assert parsed.needs == {"n", "logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "text_bytes"), [("abc", 3), (["abc", "d"], 4), ([1, 2], 8), ([[1], [2, 3]], 12)]
+)
+def test_embeddings_inputs_in_every_form(text: object, text_bytes: int) -> None:
+    assert parse(Surface.EMBEDDINGS, input=text).text_bytes == text_bytes
+
+
+def test_embeddings_take_as_many_tokens_as_openai_does() -> None:
+    tokens = [[7] * 2048] * 146  # 299,008 tokens
+
+    assert parse(Surface.EMBEDDINGS, input=tokens).text_bytes == 299_008 * 4
+    with pytest.raises(WireFormatError, match="values"):
+        parse(Surface.CHAT, seed=tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": None}, "model"),
+        ({"model": 5}, "model"),
+        ({"model": ""}, "model"),
+        ({"model": "x" * 257}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [5]}, "messages[0]"),
+        ({"messages": [USER, {"content": 5}]}, "messages[1].content"),
+        ({"messages": [{"content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": "10"}, "max_tokens"),
+        ({"max_completion_tokens": 10**10}, "max_completion_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"models": "a"}, "models"),
+        ({"models": ["a"] * 33}, "models"),
+        ({"service_tier": 1}, "service_tier"),
+        ({"response_format": {"type": 1}}, "response_format.type"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(fields: dict[str, Any], param: str) -> None:
+    body = json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+
+    with pytest.raises(FieldError) as caught:
+        parse_request(Surface.CHAT, body)
+    assert caught.value.param == param
+    assert f"`{param}`" in caught.value.message
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(FieldError, match="`model` is missing") as caught:
+        parse_request(Surface.CHAT, b'{"messages":[]}')
+    assert caught.value.param == "model"
+
+
+def test_bodies_that_are_no_object_are_format_errors() -> None:
+    with pytest.raises(WireFormatError):
+        parse_request(Surface.CHAT, b"[]")
+    with pytest.raises(WireFormatError, match="twice"):
+        parse_request(Surface.CHAT, b'{"model":"a","messages":[],"model":"b"}')
+
+
+def test_a_surface_without_body_cannot_be_parsed() -> None:
+    with pytest.raises(ValueError, match="no body"):
+        parse_request(Surface.MODELS, b"{}")
+
+
+def test_prompt_prefix_of_one_turn_begins_the_next_turns() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    first = parse(messages=[USER], tools=tools, temperature=1)
+    answer = {"role": "assistant", "content": "Hallo"}
+    second = parse(temperature=0, tools=tools, messages=[USER, answer, USER])
+
+    assert second.prompt_prefix.startswith(first.prompt_prefix)
+    assert first.prompt_prefix != parse(messages=[answer], tools=tools).prompt_prefix
+
+
+def test_prompt_prefix_is_bounded() -> None:
+    parsed = parse(Surface.MESSAGES, system="s" * 60_000, messages=[USER] * 5_000)
+
+    assert len(parsed.prompt_prefix) == PROMPT_PREFIX_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("fields", "session_id"),
+    [
+        ({"session_id": "s", "prompt_cache_key": "p", "user": "u"}, "s"),
+        ({"prompt_cache_key": "p", "user": "u"}, "p"),
+        ({"user": "u"}, "u"),
+        ({}, ""),
+    ],
+)
+def test_session_ids_in_order(fields: dict[str, Any], session_id: str) -> None:
+    assert parse(**fields).session_id == session_id
+
+
+def test_upstream_body_of_the_same_model_is_the_body_itself() -> None:
+    parsed = parse(temperature=0.5)
+
+    assert upstream_body(parsed, model="m") is parsed.members.body
+
+
+def test_upstream_body_changes_the_model_and_no_other_byte() -> None:
+    body = b'{ "temperature": 0.10,\n "model": "chat", "messages": [ {"role":"user"} ] }'
+    parsed = parse_request(Surface.CHAT, body)
+
+    out = upstream_body(parsed, model="llama-3")
+    assert out == b'{"temperature": 0.10,"model": "llama-3","messages": [ {"role":"user"} ]}'
+
+
+def test_upstream_body_takes_out_what_only_gateways_know() -> None:
+    parsed = parse(
+        provider={"order": []}, models=["a"], route="fallback", speculation={"off": True},
+        session_id="s", usage={"include": True}, seed=1,
+    )  # fmt: skip
+
+    assert json.loads(upstream_body(parsed, model="m")).keys() == {"model", "messages", "seed"}
+    assert parsed.include_usage
+    kept = json.loads(upstream_body(parsed, model="m", keep=("speculation",), remove=("seed",)))
+    assert kept.keys() == {"model", "messages", "speculation"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"stream": True}, {"include_usage": True}),
+        ({"stream": True, "stream_options": None}, {"include_usage": True}),
+        ({"stream": True, "stream_options": {"a": 1}}, {"a": 1, "include_usage": True}),
+        (
+            {"stream": True, "stream_options": {"include_usage": False, "a": 1}},
+            {"include_usage": True, "a": 1},
+        ),
+        ({"stream": False}, None),
+        ({}, None),
+    ],
+)
+@pytest.mark.parametrize("surface", [Surface.CHAT, Surface.COMPLETIONS])
+def test_usage_is_asked_for_in_streams_only(
+    surface: Surface, fields: dict[str, Any], options: dict[str, Any] | None
+) -> None:
+    parsed = parse(surface, **fields)
+
+    assert (
+        json.loads(upstream_body(parsed, model="m", ask_usage=True)).get("stream_options")
+        == options
+    )
+
+
+def test_a_client_that_asked_already_keeps_its_bytes() -> None:
+    parsed = parse(stream=True, stream_options={"include_usage": True, "x": 1})
+
+    assert upstream_body(parsed, model="m", ask_usage=True) is parsed.members.body
+
+
+@pytest.mark.parametrize(
+    ("surface", "fields", "more", "name"),
+    [
+        (Surface.CHAT, {}, {}, "max_tokens"),
+        (Surface.CHAT, {}, {"max_tokens_field": "max_completion_tokens"}, "max_completion_tokens"),
+        (Surface.CHAT, {"max_completion_tokens": 5}, {}, "max_completion_tokens"),
+        (Surface.CHAT, {"max_completion_tokens": None}, {}, "max_tokens"),
+        (Surface.COMPLETIONS, {}, {}, "max_tokens"),
+        (Surface.RESPONSES, {}, {}, "max_output_tokens"),
+        (Surface.MESSAGES, {"max_tokens": 5}, {}, "max_tokens"),
+    ],
+)
+def test_max_tokens_go_under_the_surfaces_own_name(
+    surface: Surface, fields: dict[str, Any], more: dict[str, str], name: str
+) -> None:
+    out = json.loads(upstream_body(parse(surface, **fields), model="m", max_tokens=77, **more))
+
+    assert out[name] == 77
+    assert [
+        out.get(other) for other in ("max_tokens", "max_completion_tokens") if other != name
+    ].count(77) == 0
+
+
+def test_embeddings_have_no_max_tokens_to_set() -> None:
+    parsed = parse(Surface.EMBEDDINGS, input="x")
+
+    assert upstream_body(parsed, model="m", max_tokens=5) is parsed.members.body
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=6), st.none() | st.integers() | st.text(max_size=5), max_size=5
+    )
+)
+def test_unknown_fields_pass_byte_for_byte(fields: dict[str, Any]) -> None:
+    known = {name for name in fields if hasattr(ParsedRequest, name)} | {"model", "messages"}
+    fields = {f"x-{name}" if name in known else name: value for name, value in fields.items()}
+    body = json.dumps({**fields, "model": "m", "messages": [USER]}, indent=1).encode()
+
+    sent = json.loads(upstream_body(parse_request(Surface.CHAT, body), model="other"))
+    assert sent == {**json.loads(body), "model": "other"}
