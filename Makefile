@@ -47,8 +47,8 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.locked: requirements.lock $(VENV)/.created
-	@echo 'installing the locked packages (once, about a minute) ...'
-	@$(PIP) install --require-hashes --only-binary :all: -r requirements.lock
+	@echo 'installing the locked packages (once, a minute or three) ...'
+	@$(PIP) install --require-hashes --only-binary :all: --no-compile -r requirements.lock
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.locked
