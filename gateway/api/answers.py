@@ -148,7 +148,6 @@ async def count_tokens(gateway: Gateway, exchange: Exchange, inbound: Inbound) -
         tokens = max(1, round(parsed.text_bytes * TOKENS_PER_BYTE))
         headers: Headers = [
             *JSON_HEADERS,
-            (b"x-looprouter-request-id", inbound.request_id.encode()),
             (b"x-looprouter-warning", b"input_tokens is an estimate: no endpoint counts tokens"),
         ]
         await exchange.answer(200, headers, msgspec.json.encode({"input_tokens": tokens}))

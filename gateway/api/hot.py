@@ -15,7 +15,7 @@ import structlog
 from gateway.api.answers import count_tokens, list_models, show_model, show_request
 from gateway.api.exchange import ClientLeft, Exchange, Receive, Scope, Send
 from gateway.api.idempotency import serve_once
-from gateway.api.problems import error_answer
+from gateway.api.problems import error_answer, id_headers
 from gateway.errors import Draining, InvalidRequest, MethodNotAllowed, NotFound
 from gateway.pipeline import Gateway, Inbound, serve
 from gateway.store.idempotency import checked_key
@@ -52,6 +52,7 @@ class HotApp:
         surface = POST_SURFACES.get(exchange.path)
         dialect = _dialect(surface, exchange)
         received_at_s = gateway.clock()
+        exchange.extra_headers.extend(id_headers(dialect, request_id))
         gateway.metrics.in_flight.inc()
         try:
             await self._route(exchange, surface, request_id, received_at_s)
@@ -119,7 +120,6 @@ class HotApp:
             raise NotFound(f"there is no {exchange.method} {path}; see the API reference for paths")
         if exchange.method != "GET":
             raise MethodNotAllowed(f"{path} takes GET, not {exchange.method}")
-        exchange.extra_headers.append((b"x-looprouter-request-id", request_id.encode()))
         await handler(self._gateway, exchange, rest)
 
 

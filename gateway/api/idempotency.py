@@ -25,15 +25,13 @@ class CapturingClient:
         self._exchange = exchange
         self.gone = exchange.gone
         self.extra_headers = exchange.extra_headers
+        self.is_started = False
         self.status = 0
         self.headers: Headers = []
         self.body: bytearray | None = bytearray()
 
-    @property
-    def is_started(self) -> bool:
-        return self._exchange.is_started
-
     def _keep_head(self, status: int, headers: Headers) -> None:
+        self.is_started = True
         self.status, self.headers = status, headers
         if any(value.startswith(b"text/event-stream") for _, value in headers):
             self.body = None

@@ -28,10 +28,9 @@ def as_api_error(error: Exception) -> ApiError:
     return ServiceError("the gateway met an unexpected error; its log has the cause")
 
 
-def error_headers(error: ApiError, dialect: Dialect, request_id: str) -> Headers:
-    """The headers an error answer carries, ids and retry advice included."""
+def error_headers(error: ApiError, dialect: Dialect) -> Headers:
+    """The headers an error answer carries, retry advice included; the edge adds the ids."""
     headers: Headers = [(b"content-type", b"application/json")]
-    headers.extend(id_headers(dialect, request_id))
     state = error.limit_state if isinstance(error, RateLimited) else None
     if isinstance(state, RateLimitState):
         headers.extend(rate_limit_headers(dialect, state))
@@ -65,4 +64,4 @@ def error_answer(
         request_id=request_id,
         detail=api_error.detail,
     )
-    return api_error.status, error_headers(api_error, dialect, request_id), body, api_error
+    return api_error.status, error_headers(api_error, dialect), body, api_error

@@ -135,6 +135,7 @@ async def running_gateway(
             secrets=settings.secret,
             new_id=lambda: "att_" + secrets.token_hex(12),
         )
+        stack.push_async_callback(relay.aclose)
         gateway = Gateway(
             settings=settings,
             store=store,

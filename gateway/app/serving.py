@@ -49,7 +49,7 @@ async def drain(gateway: Gateway) -> None:
     log.info("draining", in_flight=gateway.admission.in_flight, limit_s=limit_s)
     if not await gateway.admission.wait_idle(limit_s):
         log.warning("drain limit reached", in_flight=gateway.admission.in_flight)
-        gateway.relay.abort_all("the gateway is shutting down; send the request again")
+        gateway.relay.stop_all()
         await gateway.admission.wait_idle(ABORT_GRACE_S)
 
 

@@ -61,5 +61,5 @@ def configure_logs(*, level: str = "info", json: bool = True, stream: TextIO | N
         cache_logger_on_first_use=False,
     )
     # Libraries log URLs and SQL with values at INFO: only their warnings are let through.
-    for name in ("httpx", "httpcore", "sqlalchemy", "alembic", "uvicorn.access", "aiosqlite"):
+    for name in ("httpx", "httpcore", "sqlalchemy", "alembic", "uvicorn", "aiosqlite"):
         logging.getLogger(name).setLevel(logging.WARNING)
