@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import msgspec
 
 from gateway.core import AttemptOutcome, EndpointStats
 from gateway.errors import FailureClass
 from gateway.fleet.belief import Belief, BeliefState
-from gateway.fleet.lines import RATE_START, TTFT_START_S, PrefillLine, WholeLine
+from gateway.fleet.lines import MEMORY_SAMPLES, RATE_START, TTFT_START_S, PrefillLine, WholeLine
 from gateway.fleet.sample import Sample, read_sample
 from gateway.fleet.tokens import TokenRatios, TokensState
 from gateway.stats.beta import DecayedBeta
@@ -49,8 +50,10 @@ class EstimatorState(msgspec.Struct, frozen=True):
     ttft: BeliefState
     ttft_hidden: BeliefState
     rate: BeliefState
-    prefill: list[float]
-    whole: list[float]
+    prefill: Annotated[list[float], msgspec.Meta(min_length=9, max_length=9)]
+    whole: Annotated[list[float], msgspec.Meta(min_length=6, max_length=6)]
+    answers: Annotated[list[float], msgspec.Meta(min_length=6, max_length=6)]
+    answers_n: float
     tokens: TokensState
     histograms: dict[str, HistogramState]
     num_samples: int
@@ -72,7 +75,9 @@ class EndpointEstimator:
         self.rate = Belief(math.log(RATE_START), RATE_SIGMA_START, RATE_SIGMA_MIN, now_s)
         self.success = DecayedBeta(SUCCESS_HALF_LIFE_S, now_s)
         self.prefill = PrefillLine()
-        self.whole = WholeLine()
+        self.whole = WholeLine()  # of all answers: for time-outs, and to see what was held back
+        self.answers = WholeLine()  # of those asked for whole: published
+        self._answers_n = DecayedSums(now_s)
         self.tokens = TokenRatios(now_s)
         self.histograms = {
             "ttft_any": _seconds(now_s),
@@ -158,6 +163,10 @@ class EndpointEstimator:
             relative = self.whole.add(sample.whole_s, sample.total_tokens)
             self.histograms["whole_ratio"].add(relative, now_s)
             self._count_sample(now_s)
+            if not sample.may_give_rate:
+                self.answers.add(sample.whole_s, sample.total_tokens)
+                self._answers_n.decay(now_s, QUANTILE_HALF_LIFE_S)
+                self._answers_n.add(1.0)
 
     def _observe_rate(
         self, sample: Sample, paused_s: float, now_s: float, alarms: list[tuple[str, int]]
@@ -232,7 +241,8 @@ class EndpointEstimator:
         rate = self.rate.at(now_s)
         self.success.decay(now_s)
         age_s = now_s - self.sampled_at_s if self.sampled_at_s is not None else None
-        has_line = self.whole.n >= WHOLE_SAMPLES_MIN
+        has_line = self.answers.n >= WHOLE_SAMPLES_MIN
+        self._answers_n.decay(now_s, QUANTILE_HALF_LIFE_S)
         return EndpointStats(
             endpoint_id=endpoint_id,
             ttft_base_s=self.prefill.base_s,
@@ -253,9 +263,9 @@ class EndpointEstimator:
             tokens_per_byte_p99=self.tokens.per_byte_p99(),
             num_samples=self.num_samples,
             sample_age_s=age_s,
-            e2e_base_s=self.whole.base_s if has_line else None,
-            e2e_s_per_token=self.whole.per_token_s if has_line else None,
-            e2e_n=float(self.whole.n),
+            e2e_base_s=self.answers.base_s if has_line else None,
+            e2e_s_per_token=self.answers.per_token_s if has_line else None,
+            e2e_n=min(self._answers_n.s0, MEMORY_SAMPLES),
         )
 
     def _failure_lost_s(self, now_s: float) -> float:
@@ -336,6 +346,8 @@ class EndpointEstimator:
             rate=self.rate.export(now_s),
             prefill=self.prefill.export(),
             whole=self.whole.export(),
+            answers=self.answers.export(),
+            answers_n=self._answers_n.s0,
             tokens=self.tokens.export(now_s),
             histograms={name: kept.export(now_s) for name, kept in self.histograms.items()},
             num_samples=self.num_samples,
@@ -349,6 +361,8 @@ class EndpointEstimator:
         self.rate.load(state.rate, now_s, away_s)
         self.prefill.load(state.prefill)
         self.whole.load(state.whole)
+        self.answers.load(state.answers)
+        self._answers_n.s0, self._answers_n.at_s = max(0.0, state.answers_n), now_s - away_s
         self.tokens.load(state.tokens, now_s, away_s)
         for name, histogram in self.histograms.items():
             if name in state.histograms:

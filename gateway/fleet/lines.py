@@ -31,7 +31,9 @@ class PrefillLine:
     def __init__(self) -> None:
         self.base_s = TTFT_START_S
         self.prefill = PREFILL_START
-        self._fit = LineFit((TTFT_START_S, 1000.0 / PREFILL_START), (2.0, 0.2), memory=200.0)
+        self._fit = LineFit(
+            (TTFT_START_S, 1000.0 / PREFILL_START), (2.0, 0.2), memory=MEMORY_SAMPLES
+        )
         self._since_refit = 0
         self._tokens = 0.0  # typical uncached prompt
 

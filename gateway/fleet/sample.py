@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from gateway.core import AttemptOutcome
 from gateway.errors import FAILURES, FailureClass
-from gateway.stats.timeline import Stamps
+from gateway.stats.timeline import PAUSED_SHARE_MAX, Stamps
 from gateway.wire.pieces import Surface
 from gateway.wire.usage import Usage
 
 HIDDEN_TOKENS_MIN = 16
 LATE_CALL_TOKENS_MIN = 32
 LATE_CALL_SPAN_MAX = 0.05  # of the whole time
+AT_ONCE_TOKENS_MIN = 64
+AT_ONCE_TOKENS_PER_S = 5_000.0  # nobody decodes one stream so fast
 LENGTH_FINISHES = frozenset({"length", "max_tokens", "max_output_tokens"})
 
 _FAILURE_BY_VALUE: dict[str, FailureClass] = {failure.value: failure for failure in FailureClass}
@@ -73,8 +75,11 @@ def read_sample(
         frame_stamps_s=outcome.frame_stamps_s,
         num_frames=outcome.num_frames,
     )
-    ends_whole = is_one_answer and has_ended and outcome.reading_paused_s <= 0.0
-    gives_ttft = gives_speed and not _is_late_call(outcome, stream_tokens)
+    whole_s = stamps.whole_s or 0.0
+    was_read = outcome.reading_paused_s <= PAUSED_SHARE_MAX * whole_s
+    ends_whole = is_one_answer and has_ended and was_read
+    came_at_once = _came_at_once(stamps, stream_tokens) and not is_hidden
+    gives_ttft = gives_speed and not (came_at_once or _is_late_call(outcome, stream_tokens))
     has_length = ends_whole and total_tokens > 0.0
     return Sample(
         stamps=stamps,
@@ -133,6 +138,12 @@ def _count_tokens(
     if outcome.stream and 0 < chars < characters_min * (total - HIDDEN_TOKENS_MIN):
         return chars / characters_per_token, total, True
     return total, total, False
+
+
+def _came_at_once(stamps: Stamps, stream_tokens: float) -> bool:
+    """A stream in name: the answer was complete when its first token came."""
+    is_long = stream_tokens >= AT_ONCE_TOKENS_MIN
+    return is_long and stream_tokens > AT_ONCE_TOKENS_PER_S * stamps.span_s
 
 
 def _is_late_call(outcome: AttemptOutcome, stream_tokens: float) -> bool:

@@ -34,8 +34,9 @@ def read_state(exported: Mapping[str, object], wall_s: float) -> tuple[FleetStat
     if exported.get("version") != STATE_VERSION:
         return None
     try:
-        state = msgspec.convert(exported, FleetState, strict=False)
-    except msgspec.ValidationError:
+        # By way of JSON, in which a NaN or an infinity becomes null, and null is no number.
+        state = msgspec.json.decode(msgspec.json.encode(exported), type=FleetState)
+    except (msgspec.MsgspecError, TypeError):
         return None
     away_s = max(0.0, wall_s - state.at_unix_s)
     return (state, away_s) if away_s <= AWAY_MAX_S else None

@@ -16,6 +16,7 @@ BURST_SHARE = 0.8  # of frames …
 BURST_WINDOW = 0.1  # … within this part of the span
 BUFFERED_SPAN_MAX = 0.2  # of the span expected
 BUFFERED_WAIT_MIN = 0.5  # of the span expected, found in front of the first token instead
+PAUSED_SHARE_MAX = 0.02  # of the span; reading always waits a few microseconds
 SAME_READ_S = 0.0005  # frames this close came out of one read of the socket
 
 
@@ -105,7 +106,7 @@ def decode_sample(
     span_s = stamps.span_s
     if span_s < SPAN_MIN_S:
         return DecodeSample(refused=NoRate.TOO_SHORT)
-    if paused_s > 0.0:
+    if paused_s > PAUSED_SHARE_MAX * span_s:
         return DecodeSample(refused=NoRate.PAUSED)
     if not _has_arrivals(stamps):
         return DecodeSample(refused=NoRate.TOO_FEW_ARRIVALS)

@@ -217,6 +217,16 @@ def test_whole_answers_fit_a_line_and_are_never_ttft_or_decode_samples() -> None
     assert stats.e2e_s_per_token == pytest.approx(0.01247, rel=0.1)
     assert (stats.ttft_n, stats.rate_n) == (3.0, 3.0)
     assert stats.ttft_p50_p75_p90_p99_s is None
+    assert 150.0 < stats.e2e_n <= 200.0
+    assert world.estimator.stats("e", world.now_s + 6_000.0).e2e_n < 1.0
+
+
+def test_streams_are_not_published_as_answers_that_came_whole() -> None:
+    world = World()
+    world.streams(50)
+    stats = world.estimator.stats("e", world.now_s)
+
+    assert (stats.e2e_base_s, stats.e2e_n) == (None, 0.0)
 
 
 def test_line_of_whole_answers_stands_in_for_streams_never_seen() -> None:

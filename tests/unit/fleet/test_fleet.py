@@ -461,6 +461,9 @@ def test_restart_keeps_beliefs_aged_by_the_time_away() -> None:
         lambda state: state.update(endpoints="none"),
         lambda state: state["endpoints"]["a|https://a.example/v1|m"].pop("rate"),
         lambda state: state.update(at_unix_s=0.0),
+        lambda state: state.update(credits=math.nan),
+        lambda state: state["endpoints"]["a|https://a.example/v1|m"]["whole"].pop(),
+        lambda state: state.update(lengths={"chat": object()}),
     ],
 )
 def test_state_that_cannot_be_used_is_dropped_whole(

@@ -152,6 +152,22 @@ def test_tool_call_held_back_and_sent_at_once_is_no_first_token() -> None:
     assert read(streamed(NOW_S, **held)).ttft_s is None  # type: ignore[arg-type]
 
 
+def test_stream_in_name_only_has_no_first_token() -> None:
+    # Asked for a stream, the provider answered with the whole text in one piece.
+    sample = read(streamed(NOW_S, ttft_s=4.0, tokens=200, rate=100_000.0))
+
+    assert sample.ttft_s is None
+    assert sample.whole_s == pytest.approx(4.0, rel=0.01)
+
+
+def test_short_answer_in_one_read_still_has_its_first_token() -> None:
+    assert read(streamed(NOW_S, tokens=20, rate=100_000.0)).ttft_s == pytest.approx(0.4)
+
+
+def test_microseconds_of_waiting_for_room_do_not_spoil_a_sample() -> None:
+    assert read(streamed(NOW_S, reading_paused_s=0.0004)).whole_s is not None
+
+
 def test_tool_call_that_streams_gives_its_first_token() -> None:
     assert read(streamed(NOW_S, visible_chars=0, tool_chars=800)).ttft_s == pytest.approx(0.4)
 

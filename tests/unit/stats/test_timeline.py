@@ -118,6 +118,7 @@ def test_stream_held_up_by_a_slow_client_gives_no_rate() -> None:
     found = decode_sample(stream(even(100, 50.0)), 100, paused_s=1.2)
 
     assert found.refused is NoRate.PAUSED
+    assert decode_sample(stream(even(100, 50.0)), 100, paused_s=0.0004).refused is None
 
 
 def test_stream_without_generated_tokens_gives_no_rate() -> None:
