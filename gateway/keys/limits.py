@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,20 +115,24 @@ class Limits:
         """Redis answers, or has not been asked yet; False = each process is on its own."""
         return self._redis is not None and self._clock() >= self._away_until_s
 
+    @property
+    def num_unreported(self) -> int:
+        """Ends of requests that Redis has not heard of; at most CLOSES_MAX."""
+        return len(self._closes)
+
     async def run(self) -> None:
         """Tell Redis of ended and of still running requests, until cancelled."""
         if self._redis is None:
             return
         renew_at_s = self._clock() + RENEW_S
         while True:
-            try:
-                async with asyncio.timeout(max(0.0, renew_at_s - self._clock())):
-                    await self._has_closes.wait()
-            except TimeoutError:
+            if self._clock() >= renew_at_s:
                 renew_at_s = self._clock() + RENEW_S
                 await self._guarded(self._renew())
-                continue
-            if not await self.flush():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, renew_at_s - self._clock())):
+                    await self._has_closes.wait()
+            if self._has_closes.is_set() and not await self.flush():
                 await asyncio.sleep(REDIS_AWAY_S)
 
     async def flush(self) -> bool:

@@ -10,7 +10,8 @@ from gateway.errors import SetupError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-CONNECTIONS_MAX = 64
+# A script takes Redis some 50 µs, so a few connections carry all; a burst must not open many.
+CONNECTIONS_MAX = 8
 SOCKET_TIMEOUT_S = 0.25
 CONNECT_TIMEOUT_S = 0.5
 _SCRIPTS = Path(__file__).resolve().parent / "scripts"
