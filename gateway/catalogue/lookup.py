@@ -31,7 +31,11 @@ _ALIASES: dict[str, str] = {
 def provider_defaults(provider_or_base_url: str) -> ProviderDefaults | None:
     """The well-known provider of that name, alias, or address; None for anybody else's."""
     if "://" in provider_or_base_url:
-        return _by_host(urlsplit(provider_or_base_url).hostname or "")
+        try:
+            host = urlsplit(provider_or_base_url).hostname
+        except ValueError:
+            return None  # no address at all
+        return _by_host(host or "")
     name = provider_or_base_url.lower()
     return _by_name().get(_ALIASES.get(name, name))
 

@@ -79,9 +79,13 @@ def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str =
         raise PolicyError("the policy must be a mapping that begins with `version: 1`")
     if find_secrets(raw, "", problems.report):
         problems.raise_any()  # before any other message could repeat one
-    check(raw, PolicySpec, "", problems.report)
-    problems.raise_any()
-    spec = msgspec.convert(raw, PolicySpec)
+    try:
+        spec = msgspec.convert(raw, PolicySpec)
+    except msgspec.ValidationError as error:
+        # It stops at the first problem; the slow walk finds them all, with better words.
+        check(raw, PolicySpec, "", problems.report)
+        problems.raise_any()
+        raise PolicyError(f"the policy is wrong: {error}") from error
     policy = _compile(spec, text, environ, source, problems)
     problems.raise_any()
     return policy

@@ -87,7 +87,7 @@ def _explain(value: object, annotation: Any, said: str) -> str:
         return "must be the name of an environment variable, like GROQ_API_KEY, not the key itself"
     shown = _shown(value)
     choices = choices_in(annotation)
-    if DURATION_PATTERN in said or (isinstance(value, int | float) and _is_duration(annotation)):
+    if _is_duration(annotation):
         auto = "auto, or " if "auto" in said else ""
         return f"{shown} is no duration; write {auto}a number and a unit, like 150ms, 3s or 24h"
     if choices and (isinstance(value, str | bool) or value is None or value == 1):
