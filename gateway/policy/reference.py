@@ -111,3 +111,7 @@ def _structs_in(hint: Any) -> Iterator[tuple[type, str]]:
         for part in get_args(hint):
             if not isinstance(part, Meta):
                 yield from _structs_in(part)
+
+
+if __name__ == "__main__":
+    print(policy_reference_markdown(), end="")
