@@ -46,16 +46,17 @@ class ClientSide:
         try:
             async with asyncio.timeout(self._stalled_s_max) as limit:
                 self._writing = limit
-                await write
+                try:
+                    await write
+                finally:
+                    self._writing = None
         except (TimeoutError, OSError):
             self._lose()
-        finally:
-            self._writing = None
 
     def _lose(self) -> None:
         if self.is_lost:
             return
         self.is_lost = True
-        if self._writing is not None:
+        if self._writing is not None and not self._writing.expired():
             self._writing.reschedule(0.0)  # in the past: the write ends now
         self._when_lost()

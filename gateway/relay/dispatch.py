@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from gateway.errors import ApiError, FailureClass, UpstreamFailed
+from gateway.errors import ApiError, FailureClass
 from gateway.fleet.fleet import Fleet
 from gateway.ledger.ledger import Ledger
 from gateway.providers.adapter import Adapter
@@ -25,6 +25,7 @@ from gateway.relay.endings import (
     in_band,
     passed_error,
     plain_headers,
+    untranslatable,
     warnings_of,
 )
 from gateway.relay.exchange import Exchange, Workshop
@@ -119,10 +120,10 @@ class Relay:
     async def aclose(self) -> None:
         """End what runs and wait until the sockets of all attempts are closed."""
         self.stop_all()
-        for task in list(self._tasks):
-            task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S_MAX)
+            _, pending = await asyncio.wait(self._tasks, timeout=CLOSE_S_MAX)
+            for task in pending:
+                task.cancel()
 
 
 class _Run:
@@ -288,7 +289,7 @@ class _Run:
                 )
             except CannotTranslate as error:
                 exchange.close_books()
-                await self._refuse(api_error_of(error))
+                await self._refuse(untranslatable(error))
                 return
         exchange.close_books()
         status = exchange.outcome.status
@@ -400,8 +401,3 @@ def _limits_of(job: RelayJob) -> AttemptLimits:
         early_open_s=timeouts.status_line_s,
         keep_alive_s=policy.keep_alive_s or 0.0,
     )
-
-
-def api_error_of(error: CannotTranslate) -> ApiError:
-    """A good answer that the caller's dialect has no words for."""
-    return UpstreamFailed(f"the answer cannot be put into the caller's dialect: {error.message}")

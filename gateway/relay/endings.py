@@ -18,6 +18,7 @@ from gateway.relay.job import Headers
 from gateway.relay.money import dollars
 from gateway.wire.errors import error_body
 from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface, WireError
+from gateway.wire.translate import CannotTranslate
 
 WARNING_BYTES_MAX = 1_024
 
@@ -145,6 +146,11 @@ def api_error(
 
 def draining_error() -> ApiError:
     return Draining("the gateway is shutting down and this answer was cut short; send it again")
+
+
+def untranslatable(error: CannotTranslate) -> ApiError:
+    """A good answer that the caller's dialect has no words for."""
+    return UpstreamFailed(f"the answer cannot be put into the caller's dialect: {error.message}")
 
 
 def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> WireError:

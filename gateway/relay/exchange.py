@@ -102,6 +102,7 @@ class Exchange:
         self._is_counted = False
         self._is_whole = False  # the answer came to its own end
         self._is_closed = False
+        self._is_aborted = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -126,7 +127,9 @@ class Exchange:
 
     def abort(self) -> None:
         """Stop the task and with it the connection."""
-        if self._task is not None:
+        if self._task is not None and not self._is_aborted:
+            # Once only: a second cancel would interrupt the closing of the socket.
+            self._is_aborted = True
             self._task.cancel()
 
     def completed(self) -> None:
@@ -287,6 +290,7 @@ class Exchange:
             return
         self._is_closed = True
         shop, outcome = self._shop, self.outcome
+        self.reading.end_pause()
         if outcome.ended_at_s is None:
             outcome.ended_at_s = shop.clock()
         is_sent = self._progress.is_sent

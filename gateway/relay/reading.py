@@ -53,6 +53,7 @@ class Reading:
         self._wall_clock = wall_clock
         self._note_progress = note_progress
         self._noted_at_s = 0.0
+        self._paused_at_s: float | None = None
 
     async def read(self, response: UpstreamResponse, *, is_stream: bool) -> Event | None:
         """The whole answer. Pieces go out by mail; the event returned is the last word, if any."""
@@ -224,10 +225,15 @@ class Reading:
                         break
 
     async def _wait_for_room(self) -> None:
-        clock = self._clock
-        began_at_s = clock()
+        self._paused_at_s = self._clock()
         await self._mailbox.room()
-        self.outcome.reading_paused_s += clock() - began_at_s
+        self.end_pause()
+
+    def end_pause(self) -> None:
+        """Count a pause that is over, or that the attempt's end cuts short."""
+        if self._paused_at_s is not None:
+            self.outcome.reading_paused_s += self._clock() - self._paused_at_s
+            self._paused_at_s = None
 
     # Failing
 
