@@ -6,11 +6,19 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.support.source_tree import SHIPPED, python_files, shown, text_of, tree_of
+from tests.support.source_tree import (
+    SHIPPED,
+    functions_in,
+    functions_of,
+    python_files,
+    shown,
+    text_of,
+    tree_of,
+)
 
 LINES_PER_FUNCTION_MAX = 70
 LINES_PER_FILE_MAX = 400
@@ -31,18 +39,11 @@ def _is_exempt(path: Path) -> bool:
     return any(fnmatch(shown(path), pattern) for pattern in (*DATA_TABLES, *HISTORY))
 
 
-def _functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, Function):
-            yield node
-
-
-def long_functions(path: Path, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, Function):
-            num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if num_lines > LINES_PER_FUNCTION_MAX:
-                yield f"{shown(path)}:{node.lineno} {node.name} has {num_lines} lines"
+def long_functions(shown_as: str, functions: Iterable[Function]) -> Iterator[str]:
+    for node in functions:
+        num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if num_lines > LINES_PER_FUNCTION_MAX:
+            yield f"{shown_as}:{node.lineno} {node.name} has {num_lines} lines"
 
 
 def bare_suppressions(path: Path, text: str) -> Iterator[str]:
@@ -64,7 +65,7 @@ def test_functions_are_short() -> None:
         line
         for path in python_files()
         if not _is_exempt(path)
-        for line in long_functions(path, tree_of(path))
+        for line in long_functions(shown(path), functions_of(path))
     ]
 
     assert not found, "\n" + "\n".join(found)
@@ -84,7 +85,7 @@ def test_functions_take_few_positional_parameters() -> None:
     found = [
         f"{shown(path)}:{node.lineno} {node.name} takes {num_positional}"
         for path in python_files(*SHIPPED)
-        for node in _functions(path)
+        for node in functions_of(path)
         if (
             num_positional := sum(
                 each.arg not in ("self", "cls")
@@ -111,7 +112,7 @@ def test_every_function_declares_what_it_returns() -> None:
     found = [
         f"{shown(path)}:{node.lineno} {node.name}"
         for path in python_files(*SHIPPED)
-        for node in _functions(path)
+        for node in functions_of(path)
         if node.returns is None
     ]
 
@@ -146,5 +147,5 @@ def test_tidy_finds_what_it_looks_for() -> None:
     long_body = "def f():\n" + "    x = 1\n" * LINES_PER_FUNCTION_MAX
     bare = "x = 1  # noqa\ny = 2  # type: ignore[arg-type]\nz = 3  # noqa: S105 - a name\n"
 
-    assert len(list(long_functions(here, ast.parse(long_body)))) == 1
+    assert len(list(long_functions("x", functions_in(ast.parse(long_body))))) == 1
     assert [line.split(" ")[0][-2:] for line in bare_suppressions(here, bare)] == [":1", ":2"]

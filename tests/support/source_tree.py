@@ -32,5 +32,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(text_of(path), str(path))
 
 
+@cache
+def functions_of(path: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    return functions_in(tree_of(path))
+
+
+def functions_in(tree: ast.Module) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    return tuple(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
 def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()

@@ -1,0 +1,178 @@
+"""F23: every install is hash-checked, a planted start-up file is found, a changed file is found."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy.audit import (
+    NOT_LOCKED,
+    Locked,
+    file_findings,
+    hook_findings,
+    lock_findings,
+    read_lock,
+)
+from deploy.lock import EXTRAS, wanted
+from tests.support.source_tree import ROOT
+
+LOCK = (ROOT / "requirements.lock").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_f23_lock_pins_every_requirement_of_the_project_with_hashes() -> None:
+    locked = read_lock(LOCK)
+    requirements = wanted(PROJECT["project"], EXTRAS) + PROJECT["build-system"]["requires"]
+
+    for text in requirements:
+        requirement = Requirement(text)
+        pin = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin.version), text
+        assert pin.hashes
+
+
+def test_f23_torch_and_triton_are_pinned_by_version_and_not_in_the_lock() -> None:
+    backend = [Requirement(each) for each in PROJECT["project"]["optional-dependencies"]["backend"]]
+    pinned = {each.name: str(each.specifier) for each in backend if each.name in NOT_LOCKED}
+
+    assert set(pinned) == {"torch", "triton"}
+    assert all(re.fullmatch(r"==[\d.]+", specifier) for specifier in pinned.values())
+    assert not NOT_LOCKED & set(read_lock(LOCK))
+
+
+def test_f23_nothing_locked_pulls_litellm_or_names_a_host() -> None:
+    assert "litellm" not in LOCK
+    assert "://" not in LOCK
+    assert "--index-url" not in LOCK
+
+
+def test_f23_package_outside_the_lock_or_in_another_version_is_found() -> None:
+    locked = {"a": Locked("1.0", frozenset({"0" * 64}))}
+
+    found = list(lock_findings(locked, {"a": "1.1", "b": "2.0", "looprouter": "0.1"}))
+
+    assert found == [
+        "a 1.1 is installed, the lock says 1.0",
+        "b 2.0 is installed but not in requirements.lock",
+    ]
+
+
+def test_f23_lock_line_without_hash_is_refused() -> None:
+    with pytest.raises(ValueError, match="a==1"):
+        read_lock("a==1.0\n")
+
+
+def _wheel(folder: Path) -> tuple[Path, str]:
+    """A package of one module, made by hand; returns it and its true hash."""
+    path = folder / "seeded-1.0-py3-none-any.whl"
+    head = "Metadata-Version: 2.1\nName: seeded\nVersion: 1.0\n"
+    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("seeded.py", "")
+        wheel.writestr("seeded-1.0.dist-info/METADATA", head)
+        wheel.writestr("seeded-1.0.dist-info/WHEEL", tags)
+        wheel.writestr("seeded-1.0.dist-info/RECORD", "seeded.py,,\n")
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _install(folder: Path, digest: str) -> subprocess.CompletedProcess[str]:
+    lock = folder / "seeded.lock"
+    lock.write_text(f"seeded==1.0 --hash=sha256:{digest}\n")
+    command = [
+        *(sys.executable, "-m", "pip", "--isolated", "install", "--no-index", "--require-hashes"),
+        *("--find-links", str(folder), "--target", str(folder / "site"), "-r", str(lock)),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_f23_seeded_bad_hash_stops_the_install(tmp_path: Path) -> None:
+    _, digest = _wheel(tmp_path)
+    wrong = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+
+    refused = _install(tmp_path, wrong)
+    assert refused.returncode != 0
+    assert "DO NOT MATCH" in refused.stderr
+    assert not (tmp_path / "site").exists()
+
+    assert _install(tmp_path, digest).returncode == 0
+    assert (tmp_path / "site/seeded.py").exists()
+
+
+def _site_packages(folder: Path) -> tuple[Path, Path]:
+    """A fresh virtual environment: its interpreter and its site-packages."""
+    venv.create(folder, with_pip=False)
+    [site] = folder.glob("lib/python*/site-packages")
+    return folder / "bin/python", site
+
+
+def test_f23_planted_startup_file_runs_and_is_found(tmp_path: Path) -> None:
+    python, site = _site_packages(tmp_path / "venv")
+    assert list(hook_findings(site)) == []
+
+    (site / "zz_helper.pth").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path)!r}, 'ran').touch()\n"
+    )
+    subprocess.run([str(python), "-c", ""], check=True)
+
+    assert (tmp_path / "ran").exists()  # it is the real thing: it ran at start
+    [found] = hook_findings(site)
+    assert found.startswith("start-up file zz_helper.pth runs code: import pathlib")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("_editable_impl_looprouter.pth", "/some/where\nimport os\n"),
+        ("distutils-precedence.pth", "import os; os.system('x')\n"),
+        ("more.pth", "/some/where\n"),
+        ("sitecustomize.py", ""),
+        ("usercustomize.py", ""),
+    ],
+)
+def test_f23_startup_file_behind_a_known_name_is_found(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+
+    assert len(list(hook_findings(tmp_path))) == 1
+
+
+def test_f23_our_own_editable_install_and_setuptools_are_known(tmp_path: Path) -> None:
+    (tmp_path / "_editable_impl_looprouter.pth").write_text("/some/where\n")
+    (tmp_path / "distutils-precedence.pth").write_text(
+        "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = True\n"
+    )
+
+    assert list(hook_findings(tmp_path)) == []
+
+
+def test_f23_file_changed_after_its_install_is_found(tmp_path: Path) -> None:
+    info = tmp_path / "seeded-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seeded\nVersion: 1.0\n")
+    module = tmp_path / "seeded.py"
+    module.write_text("x = 1\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"x = 1\n").digest()).rstrip(b"=").decode()
+    (info / "RECORD").write_text(f"seeded.py,sha256={digest},6\nseeded-1.0.dist-info/RECORD,,\n")
+    distribution = metadata.Distribution.at(info)
+    assert list(file_findings(distribution)) == []
+
+    module.write_text("x = 2\n")
+
+    assert list(file_findings(distribution)) == [
+        "seeded: seeded.py was changed after it was installed"
+    ]
+    module.unlink()
+    assert list(file_findings(distribution)) == ["seeded: seeded.py is missing"]

@@ -1,0 +1,88 @@
+"""The wheel: what is in it, and that it works alone in a fresh environment without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy.audit import read_lock
+from tests.support.source_tree import ROOT
+
+HELD = {"gateway", "backend", "kernels"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with the lock's own hatchling, without fetching anything."""
+    target = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    [built] = target.glob("looprouter-*.whl")
+    return built
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+def test_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> None:
+    top = {name.split("/")[0] for name in _names(wheel)}
+
+    assert {name for name in top if not name.endswith(".dist-info")} == HELD
+
+
+def test_wheel_holds_every_module_and_the_migrations(wheel: Path) -> None:
+    names = set(_names(wheel))
+    modules = {
+        path.relative_to(ROOT).as_posix() for tree in HELD for path in (ROOT / tree).rglob("*.py")
+    }
+    versions = {path.name for path in (ROOT / "migrations/versions").glob("*.py")}
+
+    assert modules <= names
+    assert versions
+    assert {f"gateway/_migrations/versions/{name}" for name in versions} <= names
+    assert "gateway/_migrations/env.py" in names
+
+
+def test_wheel_holds_no_tests_caches_or_deployment(wheel: Path) -> None:
+    unwanted = ("tests/", "deploy/", "__pycache__", ".pyc", "migrations/versions/__")
+
+    assert [n for n in _names(wheel) if n.startswith(unwanted[:2]) or "__pycache__" in n] == []
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_wheel_works_in_a_fresh_environment_without_torch(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    constraints = tmp_path / "constraints.txt"
+    pins = read_lock((ROOT / "requirements.lock").read_text())
+    constraints.write_text("".join(f"{name}=={pin.version}\n" for name, pin in pins.items()))
+    install = [str(python), "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+    subprocess.run([*install, "-c", str(constraints), str(wheel)], check=True, cwd=tmp_path)
+
+    def run(*command: str) -> str:
+        environ = {
+            "PATH": os.environ["PATH"],
+            "LOOPROUTER_HOME": str(tmp_path / "home"),
+            "HOME": str(tmp_path),
+        }
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    looprouter = str(tmp_path / "venv/bin/looprouter")
+    has_torch = "from importlib.util import find_spec; print(find_spec('torch'))"
+    assert run(str(python), "-c", has_torch).strip() == "None"
+    assert "serve" in run(looprouter, "--help")
+    run(looprouter, "db", "upgrade")
+    assert "lr-" in run(looprouter, "keys", "create", "--json")
