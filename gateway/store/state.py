@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store.tables import endpoint_state, meta
 from gateway.store.upsert import insert_into
 
-STATE_BYTES_MAX = 1024 * 1024
+STATE_BYTES_MAX = 16 * 1024 * 1024
 
 
 async def save_endpoint_state(
