@@ -52,6 +52,10 @@ class TransportError(LoopRouterError):
         self.was_refused = was_refused
 
 
+class UnsendableRequest(ValueError):
+    """A request that may not be put on a wire; nothing was sent."""
+
+
 class UpstreamResponse(Protocol):
     """Status and headers of an answer whose body is still on its way."""
 
@@ -84,8 +88,8 @@ class Transport(Protocol):
     ) -> UpstreamResponse:
         """Send and wait for the status line and headers.
 
-        Raises TransportError (CONNECT, TIMEOUT_FIRST_TOKEN, SERVER_ERROR), or ValueError for a
-        request that may not be put on a wire. Redirects are answers like any other.
+        Raises TransportError (CONNECT, TIMEOUT_FIRST_TOKEN, SERVER_ERROR), or
+        UnsendableRequest. Redirects are answers like any other.
         """
         ...
 
@@ -93,19 +97,19 @@ class Transport(Protocol):
 
 
 def check_request(request: UpstreamRequest) -> None:
-    """Raise ValueError for what could split or smuggle: bad method, name, CR, LF, NUL."""
+    """Raise UnsendableRequest for what could split or smuggle: bad method, name, CR, LF, NUL."""
     if not request.verify_tls and request.network is not Network.PRIVATE:
-        raise ValueError("certificates go unchecked only with `network: private`")
+        raise UnsendableRequest("certificates go unchecked only with `network: private`")
     if request.method not in ("GET", "POST"):
-        raise ValueError(f"method {request.method!r} is not used upstream")
+        raise UnsendableRequest(f"method {request.method!r} is not used upstream")
     for name, value in request.headers:
         if not _NAME.match(name):
-            raise ValueError(f"header name {name!r} is not an HTTP token")
+            raise UnsendableRequest(f"header name {name!r} is not an HTTP token")
         if not _VALUE.match(value):
             # The value may be a secret, so it is not part of the message.
-            raise ValueError(f"header {name.decode()}: its value has a forbidden character")
+            raise UnsendableRequest(f"header {name.decode()}: its value has a forbidden character")
         if name.lower() in _FRAMING:
-            raise ValueError(f"header {name.decode()} is the transport's own")
+            raise UnsendableRequest(f"header {name.decode()} is the transport's own")
 
 
 _FRAMING = frozenset(
