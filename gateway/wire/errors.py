@@ -44,6 +44,29 @@ _TYPE_BY_STATUS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+_STATUS_BY_WORD = {
+    "invalid_request_error": 400,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "INVALID_ARGUMENT": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "UNAUTHENTICATED": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "PERMISSION_DENIED": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "NOT_FOUND": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "RESOURCE_EXHAUSTED": 429,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+    "UNAVAILABLE": 503,
+}
 _RESPONSE_TEMPLATE: dict[str, object] = {
     "object": "response",
     "created_at": 0,
@@ -121,6 +144,15 @@ def type_of_status(status: int) -> str:
     if status in _TYPE_BY_STATUS:
         return _TYPE_BY_STATUS[status]
     return "invalid_request_error" if 400 <= status < 500 else "server_error"
+
+
+def status_of(error: WireError) -> int:
+    """The HTTP status an error has or would have had: in-band ones tell only type and code."""
+    if error.status:
+        return error.status
+    if len(error.code) == 3 and error.code.isdecimal() and error.code[0] in "45":
+        return int(error.code)
+    return _STATUS_BY_WORD.get(error.code) or _STATUS_BY_WORD.get(error.type) or 500
 
 
 def read_error(body: bytes, status: int) -> WireError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.wire.errors import error_of, is_html, read_error
-from gateway.wire.pieces import Piece, PieceKind, Surface, WireError
+from gateway.wire.pieces import Piece, PieceKind, Surface
 from gateway.wire.readers_choices import ChoiceEvents
 from gateway.wire.readers_messages import MessageEvents
 from gateway.wire.readers_responses import ResponseEvents
-from gateway.wire.reading import decode_value
+from gateway.wire.reading import broken_piece, decode_value
 from gateway.wire.sse import EVENT_BYTES_MAX, SseDecoder, SseLimitError
 
 # Of a body that is no event stream, this much is kept to read an error from.
@@ -71,7 +71,7 @@ class SseStreamReader:
         else:
             if over is not None:
                 self._is_over = True
-                pieces.append(broken("event_too_large", str(over)))
+                pieces.append(broken_piece("event_too_large", str(over)))
         self._is_over = self._is_over or events.is_ended
         self._count()
         return pieces
@@ -87,7 +87,7 @@ class SseStreamReader:
             events.faults += 1
             self._count()
             return [Piece(kind=PieceKind.DONE)]
-        return [broken("stream_truncated", "the upstream closed the stream before its end")]
+        return [broken_piece("stream_truncated", "the upstream closed the stream before its end")]
 
     def _begin(self, data: bytes) -> None:
         """Decide at the first byte that is not white whether this is an event stream at all."""
@@ -117,16 +117,9 @@ def stream_reader(surface: Surface, *, event_bytes_max: int = EVENT_BYTES_MAX) -
     return SseStreamReader(events, event_bytes_max=event_bytes_max)
 
 
-def broken(code: str, message: str) -> Piece:
-    """The stream itself failed, not the upstream's model."""
-    return Piece(
-        kind=PieceKind.ERROR, error=WireError(message=message, type="server_error", code=code)
-    )
-
-
 def _plain_piece(body: bytes) -> Piece:
     """A 200 that is no event stream: an error object, a web page, or something else."""
     if not is_html(body) and error_of(decode_value(body)) is None:
-        return broken("not_a_stream", "the upstream did not send an event stream")
+        return broken_piece("not_a_stream", "the upstream did not send an event stream")
     error = read_error(body, 0)
     return Piece(kind=PieceKind.ERROR, error=error, payload=b"" if is_html(body) else body)

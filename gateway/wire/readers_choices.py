@@ -15,6 +15,7 @@ from gateway.wire.errors import error_of
 from gateway.wire.pieces import Piece, PieceKind
 from gateway.wire.rawjson import WireFormatError, parse_members
 from gateway.wire.reading import (
+    broken_piece,
     decode_event,
     decode_value,
     error_piece,
@@ -26,6 +27,7 @@ from gateway.wire.usage_read import openai_usage, reported_cost_nanos
 
 # Choices of one stream; OpenAI's own limit on n.
 CHOICES_MAX = 128
+_TOO_MANY_CHOICES = f"the upstream streams more than {CHOICES_MAX} choices at once"
 
 
 class _Choice(msgspec.Struct):
@@ -146,7 +148,9 @@ class ChoiceEvents:
         needs_index = False
         for choice in choices:
             index = choice.index if type(choice.index) is int else 0
-            if len(self._begun) < CHOICES_MAX:
+            if index not in self._begun:
+                if len(self._begun) == CHOICES_MAX:
+                    return self._end(broken_piece("too_many_choices", _TOO_MANY_CHOICES))
                 self._begun.add(index)
             delta = choice.delta
             if delta is not None:

@@ -52,6 +52,13 @@ def error_piece(event: str, data: bytes, *, fallback: str, usage: Usage | None =
     return Piece(kind=PieceKind.ERROR, event=event, payload=data, error=error, usage=usage)
 
 
+def broken_piece(code: str, message: str) -> Piece:
+    """The stream itself failed, not the upstream's model."""
+    return Piece(
+        kind=PieceKind.ERROR, error=WireError(message=message, type="server_error", code=code)
+    )
+
+
 def malformed_piece(event: str, data: bytes) -> Piece:
     """An event we cannot read may have held text: passing over it would be a lie."""
     shown = data[:80].decode("utf-8", "replace")

@@ -13,6 +13,9 @@ from gateway.wire.translate.streams import ChatFromMessages, MessagesFromChat
 from gateway.wire.usage import Usage
 from gateway.wire.usage_read import openai_usage_json
 
+# Events kept back from the final usage to the end mark; there is one, the end mark itself.
+HELD_EVENTS_MAX = 8
+
 _DONE = b"data: [DONE]\n\n"
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _COMMENT = b": keep-alive\n\n"
@@ -124,8 +127,15 @@ class EventWriter:
             self._include_usage and piece.kind is PieceKind.FINISH and piece.usage is not None
         ):
             self._held.append((piece.payload, piece.event))
-            return b""
+            return b"" if len(self._held) <= HELD_EVENTS_MAX else self._let_go()
         return frame(piece.payload, piece.event)
+
+    def _let_go(self) -> bytes:
+        """An upstream that goes on after its end loses us the place to merge into."""
+        frames = b"".join(frame(payload, event) for payload, event in self._held)
+        self._held.clear()
+        self._include_usage = False
+        return frames
 
     def error(self, error: WireError, request_id: str) -> bytes:
         self._is_over = True

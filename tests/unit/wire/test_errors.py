@@ -10,7 +10,7 @@ import pytest
 from anthropic.types import ErrorResponse
 from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent
 
-from gateway.wire.errors import MESSAGE_CHARS_MAX, error_body, read_error, sse_error
+from gateway.wire.errors import MESSAGE_CHARS_MAX, error_body, read_error, sse_error, status_of
 from gateway.wire.pieces import Dialect, Surface, WireError
 from tests.support.wire_streams import payloads
 
@@ -122,6 +122,22 @@ def test_every_dialects_error_is_read(said: Any, message: str, kind: str, code: 
     assert read_error(msgspec.json.encode(said), 429) == WireError(
         message=message, type=kind, code=code, status=429
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (WireError(message="m", status=418), 418),
+        (WireError(message="m", code="502"), 502),
+        (WireError(message="m", code="20012"), 500),
+        (WireError(message="m", code="rate_limit_exceeded", type="server_error"), 429),
+        (WireError(message="m", type="overloaded_error"), 529),
+        (WireError(message="m", type="invalid_request_error", code="x"), 400),
+        (WireError(message="m"), 500),
+    ],
+)
+def test_an_error_in_band_has_the_status_it_would_have_had(error: WireError, status: int) -> None:
+    assert status_of(error) == status
 
 
 def test_a_web_page_becomes_a_short_message() -> None:

@@ -282,6 +282,15 @@ def test_messages_usage_takes_the_cost_only_when_asked() -> None:
     )
 
 
+def test_an_upstream_that_goes_on_after_its_end_is_not_kept_back_for_ever() -> None:
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+    stream = golden("messages_text")
+    endless = stream[: stream.index(b"event: message_stop")] + ping * 50
+
+    out = relay(Surface.MESSAGES, endless, include_usage=True, extra={"cost": "1"})
+    assert out == endless + stream[stream.index(b"event: message_stop") :]
+
+
 def test_responses_usage_takes_the_cost_only_when_asked() -> None:
     stream = golden("responses_text")
 
