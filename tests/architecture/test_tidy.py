@@ -48,6 +48,8 @@ def long_functions(shown_as: str, functions: Iterable[Function]) -> Iterator[str
 
 def bare_suppressions(path: Path, text: str) -> Iterator[str]:
     """Comments (not strings) that silence a tool without a code or without saying why."""
+    if not SUPPRESSION.search(text):
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT:
             continue
