@@ -232,7 +232,10 @@ def decode_said(decoder: msgspec.json.Decoder[T], payload: bytes) -> T:
             value = json.loads(payload)
         except (ValueError, RecursionError):
             raise msgspec.DecodeError("not JSON") from None
-        said: T = msgspec.convert(value, decoder.type)
+        try:
+            said: T = msgspec.convert(value, decoder.type)
+        except UnicodeEncodeError:  # half a pair where bytes are kept: a tool's input
+            return decoder.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         return said
 
 

@@ -137,8 +137,8 @@ class ChatFromMessages:
         if self._before:
             return b""
         self._before = b"".join((
-            b'data: {"id":', encode(self._id), b',"object":"chat.completion.chunk","created":',
-            str(self._created).encode(), b',"model":', encode(self._model),
+            b'data: {"id":', encode_text(self._id), b',"object":"chat.completion.chunk","created":',
+            str(self._created).encode(), b',"model":', encode_text(self._model),
             b',"choices":[{"index":0,"delta":',
         ))  # fmt: skip
         usage = b',"usage":null' if self._include_usage else b""
@@ -232,7 +232,7 @@ class ChatFromMessages:
             frames.append(self._say(b"refusal", delta.stop_details.explanation))
         end = b'{},"logprobs":null,"finish_reason":' + encode(finish_reason(delta.stop_reason))
         if delta.stop_sequence is not None:
-            end += b',"stop_reason":' + encode(delta.stop_sequence)
+            end += b',"stop_reason":' + encode_text(delta.stop_sequence)
         usage = b',"usage":null' if self._include_usage else b""
         frames.append(self._before + end + b"}]" + usage + b"}\n\n")
         return b"".join(frames)

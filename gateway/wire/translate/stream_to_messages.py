@@ -16,7 +16,7 @@ import msgspec
 from gateway.wire.errors import sse_error
 from gateway.wire.pieces import Piece, PieceKind, Surface, WireError
 from gateway.wire.translate.endings import messages_usage, stop_reason
-from gateway.wire.translate.shapes import encode, encode_text, is_json_object
+from gateway.wire.translate.shapes import encode_said, encode_text, is_json_object
 from gateway.wire.translate.spoken import (
     ChatAnswer,
     ChatCall,
@@ -329,4 +329,4 @@ _DELTA_KINDS = {
 
 
 def _frame(name: bytes, event: dict[str, object]) -> bytes:
-    return b"event: " + name + b"\ndata: " + encode(event) + b"\n\n"
+    return b"event: " + name + b"\ndata: " + encode_said(event) + b"\n\n"
