@@ -180,7 +180,19 @@ class MessagesHead(Head, kw_only=True):
 
 
 def count_message(tally: Tally, message: Message) -> None:
-    count_content(tally, message.content)
+    content = message.content
+    if isinstance(content, str):
+        tally.text_bytes += len(content) if content.isascii() else len(content.encode())
+    else:
+        count_content(tally, content)
+    if (
+        message.tool_calls is _NONE
+        and message.reasoning_content is _NONE
+        and message.reasoning is _NONE
+        and message.refusal is _NONE
+        and message.function_call is _NONE
+    ):
+        return  # as nearly every turn
     tally.text_bytes += (
         raw_len(message.refusal)
         + raw_len(message.tool_calls)

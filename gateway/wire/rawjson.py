@@ -61,13 +61,19 @@ class Members:
         value = self._raws.get(name)
         return None if value is None else bytes(value)
 
+    def sent_names(self) -> frozenset[str]:
+        """Names whose value is not null."""
+        return frozenset(
+            name for name, raw in self._raws.items() if len(raw) != 4 or bytes(raw) != b"null"
+        )
+
     def rewrite(self, changes: Mapping[str, bytes | None]) -> bytes:
         """The object with these values put in, or taken out (None); new names go to the end.
 
         All other members stay byte for byte and in order. Without an effective change the
         original body itself comes back.
         """
-        effective = {name: value for name, value in changes.items() if value != self.raw(name)}
+        effective = {name: value for name, value in changes.items() if self._differs(name, value)}
         if not effective:
             return self.body
         body = self.body
@@ -83,6 +89,12 @@ class Members:
             if value is not None:
                 parts.append(msgspec.json.encode(name) + b":" + value)
         return b"{" + b",".join(parts) + b"}"
+
+    def _differs(self, name: str, value: bytes | None) -> bool:
+        raw = self._raws.get(name)
+        if raw is None or value is None:
+            return raw is not value
+        return len(raw) != len(value) or bytes(raw) != value
 
     def _locate(self) -> list[_Span]:
         if self._spans is None:

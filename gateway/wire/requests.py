@@ -86,8 +86,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parameters(self) -> frozenset[str]:
         """Top-level fields sent with a value other than null."""
-        members = self.members
-        return frozenset(name for name in members.names() if members.raw(name) != b"null")
+        return self.members.sent_names()
 
     @property
     def prompt_prefix(self) -> bytes:
