@@ -70,6 +70,18 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def plain_text(choice: ChatChoice) -> str:
+    """The text of a stream's choice that says text and nothing else; else ""."""
+    said = choice.delta
+    if said is None or choice.finish_reason or type(said.content) is not str:
+        return ""
+    has_more = (
+        said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details
+        or said.refusal
+    )  # fmt: skip
+    return "" if has_more else said.content
+
+
 def content_texts(said: ChatSaid) -> tuple[str, str]:
     """(reasoning, visible) text of `content`: Mistral's reasoning models send a list of parts."""
     content = said.content

@@ -25,6 +25,7 @@ from gateway.wire.translate.spoken import (
     content_texts,
     decode_answer,
     first_choice,
+    plain_text,
     signed_details,
     text,
     tool_id,
@@ -34,6 +35,8 @@ from gateway.wire.usage import Usage
 WAITING_CHARS_MAX = 4 << 20  # of blocks in line and of open tool calls
 BLOCKS_MAX = 4096  # in one answer
 COMPLETE_CHECKS_MAX = 32  # a call; then it waits for the end of the stream
+_META, _USAGE = PieceKind.META, PieceKind.USAGE  # an enum's members cost a lookup each time
+_DONE, _ERROR = PieceKind.DONE, PieceKind.ERROR
 TOO_MUCH = WireError(
     message="The upstream interleaves more output than the gateway can put in order.",
     type="api_error",
@@ -86,9 +89,10 @@ class MessagesFromChat:
         self._usage: Usage | None = None
         self._line: deque[_Block] = deque()
         self._is_live = False  # whether the first block in line has been started
+        self._live_head = b""  # its delta frame up to the text
         self._num_started = 0
         self._num_blocks = 0
-        self._calls: dict[object, _Block] = {}
+        self._calls: dict[int, _Block] = {}
         self._last_call: _Block | None = None
         self._num_calls = 0
         self._waiting_chars = 0
@@ -99,21 +103,26 @@ class MessagesFromChat:
         self._is_over = False
 
     def write(self, piece: Piece) -> bytes:
-        if self._is_over or piece.kind is PieceKind.ERROR:
+        kind = piece.kind
+        if self._is_over or kind is _ERROR:
             return b""
         if piece.usage is not None:
             self._usage = piece.usage
-        if not piece.payload or piece.kind in (PieceKind.USAGE, PieceKind.DONE):
+        if not piece.payload or kind is _USAGE or kind is _DONE:
             return b""
         try:
             chunk = decode_answer(piece.payload)
         except msgspec.DecodeError:
             self.protocol_faults += 1
             return b""
-        frames = self._begin(chunk, is_late=piece.kind is not PieceKind.META)
+        frames = self._begin(chunk, is_late=kind is not _META) if not self._has_started else b""
         choice = first_choice(chunk)
         if choice is None:
             return frames
+        if self._is_live and len(self._line) == 1 and self._line[0].kind == "text":
+            said = plain_text(choice)
+            if said:  # the usual case by far: more of the text that is being written
+                return self._live_head + encode_text(said) + b"}}\n\n"
         if choice.delta is not None:
             self._hear(choice.delta)
         ends = bool(choice.finish_reason)
@@ -134,7 +143,8 @@ class MessagesFromChat:
     def finish(self, extra: dict[str, object] | None) -> bytes:
         if self._is_over:
             return b""
-        frames = self._begin(ChatAnswer(), is_late=True) + self._advance(is_last=True)
+        frames = b"" if self._has_started else self._begin(ChatAnswer(), is_late=True)
+        frames += self._advance(is_last=True)
         self._is_over = True
         reason = stop_reason(
             self._finish_word,
@@ -156,8 +166,6 @@ class MessagesFromChat:
 
     def _begin(self, chunk: ChatAnswer, *, is_late: bool) -> bytes:
         """message_start, once an id is known or cannot be waited for (Azure's first has none)."""
-        if self._has_started:
-            return b""
         self._id = text(chunk.id)
         if not self._id and not is_late:
             return b""
@@ -254,7 +262,8 @@ class MessagesFromChat:
             ident = tool_id(given_id, self._id, self._num_calls)
             known = self._new(_Block("tool_use", ident=ident, given_id=given_id, name=name))
             self._num_calls += 1
-        self._calls[call.index] = known
+        if isinstance(call.index, int):
+            self._calls[call.index] = known
         self._last_call = known
         return known
 
@@ -283,13 +292,11 @@ class MessagesFromChat:
             content.update(id=block.ident, name=block.name, input={})
         else:
             content["data"] = block.signature
-        self._is_live = True
+        index = self._num_started
         self._num_started += 1
-        event = {
-            "type": "content_block_start",
-            "index": self._num_started - 1,
-            "content_block": content,
-        }
+        self._is_live = True
+        self._live_head = _delta_head(index, block.kind)
+        event = {"type": "content_block_start", "index": index, "content_block": content}
         return _frame(b"content_block_start", event)
 
     def _delta_frames(self, block: _Block, frames: list[bytes]) -> None:
@@ -299,19 +306,13 @@ class MessagesFromChat:
         block.pending.clear()
         if block.kind != "tool_use":
             self._waiting_chars -= len(said)
-        frames.append(self._delta(_DELTA_KINDS[block.kind], said))
-
-    def _delta(self, kind: tuple[bytes, bytes], said: str) -> bytes:
-        return b"".join((
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":',
-            str(self._num_started - 1).encode(), b',"delta":{"type":"', kind[0], b'","', kind[1],
-            b'":', encode_text(said), b"}}\n\n",
-        ))  # fmt: skip
+        frames.append(self._live_head + encode_text(said) + b"}}\n\n")
 
     def _close(self, block: _Block, frames: list[bytes]) -> None:
-        if block.kind == "thinking" and block.signature:
-            frames.append(self._delta((b"signature_delta", b"signature"), block.signature))
         index = self._num_started - 1
+        if block.kind == "thinking" and block.signature:
+            head = _delta_head(index, "signature")
+            frames.append(head + encode_text(block.signature) + b"}}\n\n")
         event = {"type": "content_block_stop", "index": index}
         frames.append(_frame(b"content_block_stop", event))
         self._line.popleft()
@@ -322,10 +323,21 @@ class MessagesFromChat:
 
 
 _DELTA_KINDS = {
-    "text": (b"text_delta", b"text"),
-    "thinking": (b"thinking_delta", b"thinking"),
-    "tool_use": (b"input_json_delta", b"partial_json"),
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "signature": ("signature_delta", "signature"),
+    "tool_use": ("input_json_delta", "partial_json"),
+    "redacted_thinking": ("", ""),  # has none
 }
+
+
+def _delta_head(index: int, kind: str) -> bytes:
+    """A delta frame up to what it says."""
+    name, member = _DELTA_KINDS[kind]
+    return (
+        'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
+        f'{index},"delta":{{"type":"{name}","{member}":'
+    ).encode()
 
 
 def _frame(name: bytes, event: dict[str, object]) -> bytes:
