@@ -92,7 +92,9 @@ def decide(
         found, panic = _panic(found, facts)
     ranked = _rank(found, facts, view, preference)
     ranked.sort(key=_place)
-    chosen, why, explored = _choose(ranked, facts, view, policy, preference, rng, bool(tried))
+    chosen, why, explored = _choose(
+        ranked, facts, view, policy, preference, rng, is_retry=bool(tried)
+    )
     if panic:
         why = panic
     if chosen is not ranked[0]:
@@ -184,6 +186,7 @@ def _choose(
     policy: Policy,
     preference: Preference,
     rng: Rng,
+    *,
     is_retry: bool,
 ) -> tuple[Ranked, str, bool]:
     """Who goes first, why, and whether that was paid with an exploration credit."""

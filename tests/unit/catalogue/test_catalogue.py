@@ -27,23 +27,6 @@ NAMED = (
 )
 # The list keeps one entry for two versions with different windows.
 LISTED_TOGETHER = {"moonshotai/kimi-k2-instruct-0905"}
-    "openai",
-    "anthropic",
-    "groq",
-    "together",
-    "fireworks",
-    "deepseek",
-    "moonshot",
-    "zhipu",
-    "dashscope",
-    "siliconflow",
-    "mistral",
-    "openrouter",
-    "azure",
-    "vllm",
-    "sglang",
-    "ollama",
-]
 
 
 @pytest.mark.parametrize("name", NAMED)
