@@ -183,7 +183,7 @@ def die(ledger: Ledger) -> None:
 @asynccontextmanager
 async def bench(home: Path) -> AsyncIterator[Bench]:
     """On a new SQLite file."""
-    (home / "looprouter.db").write_bytes(_empty_database())
+    (home / "looprouter.db").write_bytes(empty_database())
     store = await open_store(f"sqlite:///{home}/looprouter.db")
     try:
         yield Bench(store, home, TurnedClock(), [])
@@ -192,7 +192,7 @@ async def bench(home: Path) -> AsyncIterator[Bench]:
 
 
 @cache
-def _empty_database() -> bytes:
+def empty_database() -> bytes:
     """A SQLite file with all tables; making them takes longer than most tests."""
     engine = sa.create_engine("sqlite://")
     try:
