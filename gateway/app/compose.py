@@ -15,7 +15,7 @@ import structlog
 
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
-from gateway.app.redis_client import open_redis
+from gateway.store.redis import open_redis
 from gateway.errors import PolicyError, SetupError
 from gateway.fleet.fleet import Fleet
 from gateway.keys.authenticate import Authenticator
@@ -100,7 +100,7 @@ async def running_gateway(
     clock, wall_clock = time.monotonic, time.time
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        redis = await open_redis(settings.redis_url)
+        redis = open_redis(settings.redis_url) if settings.redis_url else None
         if redis is not None:
             stack.push_async_callback(redis.aclose)
         book = PriceBook(unpriced_cap_picos=source.current.unpriced_cap_picos)
