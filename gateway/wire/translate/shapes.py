@@ -22,7 +22,8 @@ _STRING = msgspec.json.Decoder(str)
 _STRINGS = msgspec.json.Decoder(list[str])
 encode = msgspec.json.Encoder().encode
 
-QUOTE, BRACKET, BRACE, NULL = b'"', b"[", b"{", b"null"
+QUOTE, BRACKET, BRACE = b'"', b"[", b"{"
+NULL = msgspec.Raw(b"null")
 # How Anthropic's guide asks to carry tool arguments that are no JSON object.
 INVALID_JSON = "INVALID_JSON"
 TOOL_ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -112,7 +113,7 @@ def starts(raw: msgspec.Raw, mark: bytes) -> bool:
 
 
 def is_null(raw: msgspec.Raw) -> bool:
-    return starts(raw, NULL)
+    return len(raw) == 4 and raw == NULL
 
 
 def is_true(raw: msgspec.Raw | None) -> bool:
@@ -125,7 +126,7 @@ def as_object(raw: msgspec.Raw, param: str) -> Object:
         members = _OBJECT.decode(raw)
     except msgspec.DecodeError as error:
         raise CannotTranslate(f"{param} must be an object", param=param) from error
-    return {name: value for name, value in members.items() if not is_null(value)}
+    return _without_nulls(members)
 
 
 def as_objects(raw: msgspec.Raw, param: str) -> list[Object]:
@@ -134,7 +135,15 @@ def as_objects(raw: msgspec.Raw, param: str) -> list[Object]:
         found = _OBJECTS.decode(raw)
     except msgspec.DecodeError as error:
         raise CannotTranslate(f"{param} must be a list of objects", param=param) from error
-    return [{n: v for n, v in members.items() if not is_null(v)} for members in found]
+    return [_without_nulls(members) for members in found]
+
+
+def _without_nulls(members: Object) -> Object:
+    """The members themselves where none is null, as nearly always."""
+    for value in members.values():
+        if len(value) == 4 and value == NULL:
+            return {name: value for name, value in members.items() if not is_null(value)}
+    return members
 
 
 def as_string(raw: msgspec.Raw | None, param: str) -> str:
