@@ -97,13 +97,13 @@ class SimulatedProviders:
         for profile in profiles:
             ports[profile.name] = free_port(after)
             after = ports[profile.name] + 1
-        command = [sys.executable, "-m", "gateway.simulator"]
+        command = [sys.executable, "-m", "gateway.simulator", "--with-parent"]
         for profile in profiles:
             short = profile.name.removeprefix("simulated-")
             command += ["--profile", short, "--port", str(ports[profile.name])]
         # A session of its own: Ctrl-C reaches us first, and we stop it after the drain.
         process = subprocess.Popen(  # noqa: S603 - our own module, no user text in it
-            command, stdout=subprocess.PIPE, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         running = cls(process, ports)
         running._wait(len(profiles))

@@ -32,13 +32,18 @@ def _profile(named: str) -> ProviderProfile:
         raise SetupError(f"{path}: {error}") from error
 
 
-async def _serve(profiles: list[ProviderProfile], ports: list[int]) -> None:
+async def _serve(
+    profiles: list[ProviderProfile], ports: list[int], *, with_parent: bool = False
+) -> None:
     named = dict(zip((each.name for each in profiles), ports, strict=True))
     running = await start_simulated(profiles, named)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
+    if with_parent:
+        # The parent holds the other end and never writes: end of file means that it is gone.
+        loop.add_reader(sys.stdin.fileno(), stopped.set)
     for each in running:
         ready = {"name": each.provider.profile.name, "port": each.port, "base_url": each.base_url}
         print(json.dumps(ready), flush=True)
@@ -62,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--port", action="append", type=int, default=[], help="one a profile; 0 or absent: free"
     )
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when standard input is closed"
+    )
     options = parser.parse_args(arguments)
     if len(options.port) > len(options.profile):
         parser.error("more --port than --profile")
@@ -69,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         profiles = [_profile(each) for each in options.profile]
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve(profiles, ports))
+            runner.run(_serve(profiles, ports, with_parent=options.with_parent))
     except SetupError as error:
         print(error, file=sys.stderr)
         return 2

@@ -266,12 +266,12 @@ def start_providers(
     import msgspec
 
     ports = {each.name: free_port() for each in found}
-    command = [sys.executable, "-m", "gateway.simulator"]
+    command = [sys.executable, "-m", "gateway.simulator", "--with-parent"]
     for each in found:
         path = folder / f"{each.name}.json"
         path.write_bytes(msgspec.json.encode(each))
         command += ["--profile", str(path), "--port", str(ports[each.name])]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
     for _ in found:
         process.stdout.readline()
