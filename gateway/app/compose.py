@@ -15,7 +15,6 @@ import structlog
 
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
-from gateway.store.redis import open_redis
 from gateway.errors import PolicyError, SetupError
 from gateway.fleet.fleet import Fleet
 from gateway.keys.authenticate import Authenticator
@@ -35,6 +34,7 @@ from gateway.store.engine import Store, open_store
 from gateway.store.lock import take_serving_lock
 from gateway.store.migrate import upgrade
 from gateway.store.policies import active_policy
+from gateway.store.redis import open_redis
 
 log = structlog.get_logger()
 
