@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from math import exp
+from operator import attrgetter
 
 import msgspec
 
@@ -19,6 +20,7 @@ from gateway.core import (
     Lane,
     Plan,
     PriceRow,
+    ProviderPreferences,
     RequestFacts,
     Rng,
 )
@@ -84,6 +86,7 @@ def decide(
     """
     if facts.models[0] not in policy.pools and not any(m in policy.pools for m in facts.models):
         raise _unknown_model(facts, policy)
+    wants = facts.preferences
     route = find_route(policy.routes, facts)
     preference = _preference(facts, route.preference)
     found = filter_endpoints(facts, view, policy, preference, tried)
@@ -91,7 +94,9 @@ def decide(
     if not found.eligible:
         found, panic = _panic(found, facts)
     ranked = _rank(found, facts, view, preference)
-    ranked.sort(key=_place)
+    # Mostly there is nothing but the score to go by, and then a plain key will do.
+    is_plain = preference.by in _BALANCING and not (len(facts.models) > 1 or _has_places(wants))
+    ranked.sort(key=_key if is_plain else _place)
     chosen, why, explored = _choose(
         ranked, facts, view, policy, preference, rng, is_retry=bool(tried)
     )
@@ -100,7 +105,6 @@ def decide(
     if chosen is not ranked[0]:
         ranked.remove(chosen)
         ranked.insert(0, chosen)
-    wants = facts.preferences
     is_alone = not wants.allow_fallbacks and not wants.order
     order = (chosen.one.id,) if is_alone else tuple([r.one.id for r in ranked])
     return Plan(
@@ -175,6 +179,14 @@ def _apply_deadline(ranked: list[Ranked], deadline_s: float) -> None:
             entry.key = dearest + 1.0 + entry.score.time_p95_s
 
 
+_key = attrgetter("key")
+
+
+def _has_places(wants: ProviderPreferences) -> bool:
+    """True when something else than the score puts endpoints before others."""
+    return bool(wants.order or wants.preferred_min_throughput or wants.preferred_max_latency)
+
+
 def _place(entry: Ranked) -> tuple[tuple[int, int, int], float, float]:
     return entry.group, entry.key, entry.score.score_s
 
@@ -200,7 +212,9 @@ def _choose(
         and not is_retry
         and not facts.preferences.order
     )
-    peers = [entry for entry in ranked if entry.group == best.group]
+    peers = ranked
+    if ranked[-1].group != best.group:  # sorted by group, so the last differs if any does
+        peers = [entry for entry in ranked if entry.group == best.group]
     if may_explore and facts.lane == Lane.BATCH and (stale := _unmeasured(peers, policy)):
         return stale, "exploration: not measured for long, and this batch request can wait", True
     if preference.by not in _BALANCING or facts.preferences.order:
@@ -215,9 +229,11 @@ def _choose(
             "affinity: its prompt cache is likely warm and it is within 10 % of best",
             False,
         )
+    star = best
     for entry in peers:
         entry.score.drawn_s = draw(entry.score, rng)
-    star = min(peers, key=_drawn)
+        if entry.score.drawn_s < star.score.drawn_s:
+            star = entry
     if star.key <= limit:
         return star, _FIRST[preference.by], False
     if may_explore:

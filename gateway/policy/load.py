@@ -107,6 +107,8 @@ def _compile(
         idle_reasoning_s=parse_duration(spec.timeouts.idle_reasoning),
         total_s=parse_duration(spec.timeouts.total),
         status_line_s=parse_duration(spec.timeouts.status_line),
+        content_s=parse_duration(spec.timeouts.content),
+        client_s=parse_duration(spec.timeouts.client),
     )
     providers = {
         name: resolve_provider(name, provider, timeouts, environ, report)
@@ -291,8 +293,8 @@ def _check_durations(spec: PolicySpec, report: Report) -> None:
 
 
 _DURATION_FIELDS = frozenset({
-    "connect", "idle", "idle_reasoning", "total", "status_line", "deadline", "grace",
-    "first_token_timeout", "every", "drain", "probe_after",
+    "connect", "idle", "idle_reasoning", "content", "total", "client", "status_line", "deadline",
+    "grace", "first_token_timeout", "every", "drain", "probe_after",
 })  # fmt: skip
 
 

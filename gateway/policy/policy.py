@@ -19,6 +19,8 @@ class Timeouts:
     idle_reasoning_s: float
     total_s: float
     status_line_s: float
+    content_s: float  # though comments keep coming
+    client_s: float  # one write to a client that does not read
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from ipaddress import ip_address
 from math import inf
@@ -12,7 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.catalogue.entries import QUIRKS, CatalogueEntry, ProviderDefaults
-from gateway.catalogue.lookup import lookup, provider_by_key_env, provider_defaults
+from gateway.catalogue.lookup import (
+    key_env_in,
+    lookup,
+    provider_by_key_env,
+    provider_defaults,
+)
 from gateway.core import Endpoint, Network, PriceRow
 from gateway.policy.policy import Indexed, ProviderSettings, Timeouts
 from gateway.policy.schema import EndpointSpec, Price, Provider
@@ -63,6 +69,9 @@ def resolve_provider(
     _check_headers(spec.headers, f"{at}.headers", report)
     own = spec.timeouts
     key_env = spec.key_env or ""
+    if not key_env and known is not None and provider_defaults(base_url) is known:
+        # Only at the provider's own address: its key goes to nobody else unasked.
+        key_env = key_env_in(known, environ or {})
     return ProviderSettings(
         name=name,
         api=Dialect(spec.api),
@@ -71,12 +80,12 @@ def resolve_provider(
         network=network,
         headers=tuple(spec.headers.items()),
         quirks=(known.quirks if known else frozenset()) | frozenset(spec.quirks),
-        timeouts=Timeouts(
+        timeouts=replace(
+            default,
             connect_s=_seconds(own.connect if own else None, default.connect_s),
             idle_s=_seconds(own.idle if own else None, default.idle_s),
             idle_reasoning_s=_seconds(own.idle if own else None, default.idle_reasoning_s),
             total_s=_seconds(own.total if own else None, default.total_s),
-            status_line_s=default.status_line_s,
         ),
         verify_tls=spec.verify_tls,
         is_simulated=spec.simulated,

@@ -60,7 +60,15 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     idle_reasoning: Annotated[
         Duration, Meta(description="The same for models that reason without streaming it.")
     ] = "60s"
+    content: Annotated[
+        Duration,
+        Meta(description="Between two pieces of content, however many comments come between."),
+    ] = "5m"
     total: Annotated[Duration, Meta(description="The whole attempt.")] = "10m"
+    client: Annotated[
+        Duration,
+        Meta(description="One write to a client that does not read; then it counts as gone."),
+    ] = "60s"
     status_line: Annotated[
         Duration,
         Meta(description="After this the client gets its status line and keep-alives."),
@@ -85,7 +93,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(description="Up to and including the version part. Known providers need none.")
     ] = ""
     key_env: Annotated[
-        EnvName | None, Meta(description="Environment variable (or stored secret) with the key.")
+        EnvName | None,
+        Meta(
+            description="Environment variable (or stored secret) with the key. Left out: a known "
+            "provider's usual one."
+        ),
     ] = None
     network: Annotated[
         Literal["public", "private"] | None,

@@ -102,8 +102,10 @@ def score_endpoint(
     load = (live.in_flight + 1) / live.capacity if live.capacity > 0 else 1.0
     if load < 1.0:
         load = 1.0
-    cached = min(live.cached_tokens, want.prompt_tokens)
-    uncached = want.prompt_tokens - cached
+    cached, uncached = live.cached_tokens, want.prompt_tokens
+    if cached:
+        cached = min(cached, uncached)
+        uncached -= cached
     base = stats.e2e_base_s
     is_end_to_end = (
         want.is_whole and base is not None and (not want.has_output or stats.e2e_n > stats.ttft_n)
@@ -119,21 +121,16 @@ def score_endpoint(
     time_s = load * (ttft_s + decode_s)
     success = stats.success_p if stats.success_p > SUCCESS_FLOOR else SUCCESS_FLOOR
     failure_s = (1.0 - success) / success * stats.failure_lost_s
-    cost_nanos = cost_expected(row, uncached, cached, want, stats.waste)
+    picos = uncached * row.input + want.output_tokens * want.num_choices * row.output
+    if cached:
+        picos += cached * bucket_picos(row, "cached_read")
+    cost_nanos = int(picos * stats.waste / PICOS_PER_NANO) + row.request_nanos
     cost_s = want.seconds_per_nano * cost_nanos
     score_s = time_s + failure_s + cost_s
     return Score(
         stats, load, uncached, cached, ttft_s, decode_s, time_s, success, failure_s,
         cost_nanos, cost_s, score_s, score_s, 0.0, is_end_to_end,
     )  # fmt: skip
-
-
-def cost_expected(row: PriceRow, uncached: int, cached: int, want: Expected, waste: float) -> int:
-    """Nano-dollars of the expected answer, flat fee included."""
-    picos = uncached * row.input + want.output_tokens * want.num_choices * row.output
-    if cached:
-        picos += cached * bucket_picos(row, "cached_read")
-    return int(picos * waste / PICOS_PER_NANO) + row.request_nanos
 
 
 def time_p95_s(score: Score) -> float:

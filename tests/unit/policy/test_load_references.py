@@ -237,3 +237,20 @@ def test_simulated_provider_marks_its_endpoints() -> None:
     )
 
     assert load_policy(text.encode(), environ=None).endpoints["s/x"].is_simulated
+
+
+@pytest.mark.parametrize(
+    ("spec", "key_env"),
+    [
+        ("groq: {}", "GROQ_API_KEY"),
+        ("together: {}", "TOGETHERAI_API_KEY"),
+        ("groq: {key_env: OTHER}", "OTHER"),
+        ("groq: {base_url: 'https://proxy.example/v1'}", ""),
+        ("vllm: {}", ""),
+    ],
+)
+def test_usual_key_is_taken_at_the_providers_own_address_only(spec: str, key_env: str) -> None:
+    environ = {"GROQ_API_KEY": "x", "TOGETHERAI_API_KEY": "y"}
+    policy = load_policy(f"version: 1\nproviders: {{{spec}}}".encode(), environ=environ)
+
+    assert policy.providers[spec.split(":")[0]].key_env == key_env
