@@ -15,7 +15,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.providers.adapter import Adapter
 from gateway.providers.registry import ADAPTERS
 from gateway.providers.transport import Transport
-from gateway.relay.attempts import AttemptLimits, AttemptMachine
+from gateway.relay.attempts import AttemptMachine
 from gateway.relay.client_side import ClientSide
 from gateway.relay.endings import (
     STREAM_HEADERS,
@@ -29,7 +29,14 @@ from gateway.relay.endings import (
     warnings_of,
 )
 from gateway.relay.exchange import Exchange, Workshop
-from gateway.relay.job import ClientSink, Headers, RelayJob, RelayLimits, RelayResult
+from gateway.relay.job import (
+    ClientSink,
+    Headers,
+    RelayJob,
+    RelayLimits,
+    RelayResult,
+    attempt_limits,
+)
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.money import dollars
 from gateway.relay.moves import (
@@ -142,7 +149,9 @@ class _Run:
         self._tasks = tasks
         limits = shop.limits
         self._client = ClientSide(
-            client, stalled_s_max=limits.stalled_s_max, when_lost=self._lose_client
+            client,
+            stalled_s_max=limits.stalled_s_max or job.policy.timeouts.client_s,
+            when_lost=self._lose_client,
         )
         self._mailbox: Mailbox[Event] = Mailbox(
             events_max=limits.queued_events_max, bytes_max=limits.queued_bytes_max
@@ -150,7 +159,7 @@ class _Run:
         retry, tenant_id = job.policy.retry, job.caller.tenant_id
         self._machine = AttemptMachine(
             job.plan.order,
-            _limits_of(job),
+            attempt_limits(job),
             now=shop.clock(),
             may_retry=lambda: retries.take(
                 tenant_id, shop.clock(), share=retry.budget_share, floor=retry.floor
@@ -387,17 +396,3 @@ class _Run:
                     result.usage = exchange.settlement.usage
                     result.is_estimated = exchange.settlement.is_estimated
         return result
-
-
-def _limits_of(job: RelayJob) -> AttemptLimits:
-    policy = job.policy
-    timeouts = policy.timeouts
-    return AttemptLimits(
-        is_stream=job.parsed.stream,
-        num_choices=max(1, job.facts.num_choices),
-        retries_max=policy.retry.attempts_max,
-        total_s=timeouts.total_s,
-        idle_s=timeouts.idle_s,
-        early_open_s=timeouts.status_line_s,
-        keep_alive_s=policy.keep_alive_s or 0.0,
-    )

@@ -84,6 +84,10 @@ def warnings_of(exchange: Exchange) -> list[str]:
         said.append(f"max_tokens={exchange.max_tokens_set} was set, for this key has a budget")
     if exchange.dropped:
         said.append(f"not carried: {', '.join(exchange.dropped)}")
+    if exchange.is_unpriced:
+        said.append("the price of this endpoint is unknown")
+    if exchange.settlement is not None and exchange.settlement.is_estimated:
+        said.append("the endpoint reported no usage; tokens and cost are estimates")
     return said
 
 
@@ -158,6 +162,11 @@ def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> Wire
     fault = exchange.reading.fault if exchange is not None else None
     is_ours = SURFACE_DIALECT[client] is Dialect.ANTHROPIC
     kind = "server_error" if is_ours else "upstream_error"
+    if fault is not None and FAILURES[fault.failure].passes_answer:
+        said = fault.error  # the caller's own fault, which only the upstream can explain
+        return WireError(
+            message=said.message, type="invalid_request_error", code=said.code, status=400
+        )
     if fault is not None and fault.failure is FailureClass.STREAM_BROKEN:
         own = fault.error
         code = own.code if own.code and own.code != "stream_truncated" else "stream_interrupted"

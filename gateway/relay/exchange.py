@@ -115,6 +115,10 @@ class Exchange:
         """It was about to be sent at least: one of the attempts of the request."""
         return self._is_counted
 
+    @property
+    def is_unpriced(self) -> bool:
+        return not any(row.is_priced for row in rows_of(self._job, self.endpoint))
+
     def start(self) -> asyncio.Task[None]:
         self._task = asyncio.create_task(self._live())
         return self._task

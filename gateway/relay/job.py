@@ -10,6 +10,7 @@ from typing import Protocol
 from gateway.core import AttemptOutcome, Caller, FleetSnapshot, Plan, RequestFacts
 from gateway.errors import ApiError
 from gateway.policy.policy import Policy
+from gateway.relay.attempts import AttemptLimits
 from gateway.wire.pieces import Surface
 from gateway.wire.requests import ParsedRequest
 from gateway.wire.usage import Usage
@@ -37,7 +38,7 @@ class RelayLimits:
 
     queued_events_max: int = 64
     queued_bytes_max: int = 256 * 1024
-    stalled_s_max: float = 60.0  # one write to the client; then it counts as gone
+    stalled_s_max: float | None = None  # one write to the client; None = as the policy says
     answer_bytes_max: int = 32 * 1024 * 1024  # of a plain answer
     error_bytes_max: int = 256 * 1024  # of an error's body; more is not read
     preface_bytes_max: int = 4 * 1024 * 1024  # of a stream before its first piece
@@ -79,3 +80,18 @@ class RelayResult:
     def tokens_total(self) -> int:
         usage = self.usage
         return 0 if usage is None else usage.input_total + usage.output_total
+
+
+def attempt_limits(job: RelayJob) -> AttemptLimits:
+    """What the policy says about this request's attempts."""
+    policy, timeouts = job.policy, job.policy.timeouts
+    return AttemptLimits(
+        is_stream=job.parsed.stream,
+        num_choices=max(1, job.facts.num_choices),
+        retries_max=policy.retry.attempts_max,
+        total_s=timeouts.total_s,
+        idle_s=timeouts.idle_s,
+        content_s=timeouts.content_s,
+        early_open_s=timeouts.status_line_s,
+        keep_alive_s=policy.keep_alive_s or 0.0,
+    )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from gateway.core import NANOS_PER_DOLLAR, AttemptOutcome, Endpoint, EndpointStats, PriceRow
 from gateway.ledger.records import Settlement
-from gateway.policy.policy import Policy
 from gateway.prices.rows import STANDARD, UNPRICED, cost_nanos, hold_nanos, pick_row, tier_of
 from gateway.relay.job import RelayJob
 from gateway.wire.pieces import Dialect, Surface
@@ -150,9 +149,3 @@ def dollars(nanos: int) -> str:
     whole, part = divmod(nanos, NANOS_PER_DOLLAR)
     return f"{whole}.{f'{part:09d}'.rstrip('0') or '0'}"
 
-
-def unpriced_warning(policy: Policy, row: PriceRow | None) -> str:
-    """A word to the caller when nobody knows what the answer cost."""
-    if row is None or row.source != "unpriced":
-        return ""
-    return f"price unknown; policy `unpriced: {policy.unpriced}`"

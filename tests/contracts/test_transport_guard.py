@@ -1,8 +1,9 @@
-"""What every Transport must refuse, and what it must never mix or leak, over real sockets."""
+"""What every Transport must refuse, never mix and never leak, over real sockets (goal F18)."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import random
 import ssl
@@ -340,3 +341,16 @@ async def test_compression_bomb_is_an_error(transport: Transport) -> None:
         await response.aclose()
 
     assert num_bytes < 1024 * 1024
+
+
+async def test_unchecked_certificates_need_a_private_network(factory: Factory) -> None:
+    transport = factory(resolve_to_loopback)
+    async with scripted_server(answer_everything, tls=server_tls([])) as server:
+        request = to_tls(server, "other.example")
+        believing = dataclasses.replace(request, verify_tls=False)
+        with pytest.raises(ValueError, match="private"):
+            await transport.send(dataclasses.replace(believing, network=Network.PUBLIC))
+        assert await read_all(await transport.send(believing)) == b"echo:"
+        with pytest.raises(TransportError):
+            await transport.send(request)  # the connection above is not lent to it
+    await transport.aclose()

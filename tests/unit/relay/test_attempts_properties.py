@@ -118,7 +118,7 @@ def run(
     return machine, witness
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     steps,
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=5),

@@ -345,3 +345,20 @@ async def test_url_that_the_network_rule_forbids_is_a_refused_attempt(tmp_path: 
     assert isinstance(result.error, UpstreamFailed)
     assert "169.254" not in result.error.message
     assert (result.outcomes[0].failure, rows[0].state) == ("misconfigured", "released")
+
+
+async def test_f10_general_failure_makes_no_retry_storm(tmp_path: Path) -> None:
+    """Each request wants two retries; attempts stay within 1.2 × requests + 3.
+
+    The failure is one that opens no breaker, so that only the retry budget holds it back.
+    """
+    long = answers({"error": {"message": "long", "code": "context_length_exceeded"}}, 400)
+    async with relay_world(tmp_path, long, long, long) as world:
+        num_attempts = 0
+        for _ in range(10):
+            batch = [world.relay.run(world.job(stream=False), Client()) for _ in range(10)]
+            num_attempts += sum(len(one.outcomes) for one in await asyncio.gather(*batch))
+        num_sent = sum(len(server.requests) for server in world.servers)
+
+    assert num_attempts == num_sent
+    assert 103 <= num_sent <= 1.2 * 100 + 3
