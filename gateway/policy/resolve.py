@@ -134,6 +134,8 @@ def resolve_endpoint(
         tier=tier,
         usd_per_hour_nanos=nanos_of(hosted.usd_per_hour) if hosted else None,
         is_simulated=provider.simulated,
+        bills_from_first_token=provider.bills_from == "first_token"
+        or (provider.bills_from is None and provider.simulated),
     )
 
 

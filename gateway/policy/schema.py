@@ -107,6 +107,14 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         SelfHosted | None, Meta(description="This is a machine of yours, paid by the hour.")
     ] = None
     simulated: Annotated[bool, Meta(description="A simulator, labelled as one everywhere.")] = False
+    bills_from: Annotated[
+        Literal["accepted", "first_token"] | None,
+        Meta(
+            description="What a stream that dies before its first token costs: accepted = the "
+            "prompt, booked as an estimate for the operator (the default); first_token = nothing "
+            "(the default of a simulator)."
+        ),
+    ] = None
     headers: Annotated[
         dict[str, str], Meta(description="Fixed extra request headers. Never a secret.")
     ] = {}
