@@ -104,6 +104,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = "standard"
     usd_per_hour_nanos: int | None = None  # self-hosted
     is_simulated: bool = False
+    bills_from_first_token: bool = False  # an attempt that dies before it costs nothing
 
     @property
     def state_key(self) -> str:

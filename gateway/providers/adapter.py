@@ -56,6 +56,7 @@ class Call:
     max_tokens_default: int = 4_096  # where a dialect demands one and the request has none
     client_headers: Mapping[str, str] | None = None  # lower-case names; only listed ones pass
     verify_tls: bool = True
+    attempt_id: str = ""  # sent along, so that a provider's bill can be matched line by line
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ def common_headers(call: Call, *, is_stream: bool) -> list[tuple[bytes, bytes]]:
         (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         (b"user-agent", USER_AGENT),
     ]
+    if call.attempt_id:
+        headers.append((b"x-client-request-id", call.attempt_id.encode("ascii")))
     for name, value in call.endpoint.headers:
         if name.lower() not in _RESERVED_HEADERS:
             headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))

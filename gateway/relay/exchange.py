@@ -236,6 +236,7 @@ class Exchange:
             max_tokens_default=endpoint.output_tokens_max or job.policy.limits.default_max_tokens,
             client_headers=job.headers,
             verify_tls=job.policy.providers[endpoint.provider].verify_tls,
+            attempt_id=self.outcome.attempt_id,
         )
         try:
             built = self._shop.adapters[endpoint.api].build(call)
@@ -298,7 +299,7 @@ class Exchange:
         if outcome.ended_at_s is None:
             outcome.ended_at_s = shop.clock()
         is_sent = self._progress.is_sent
-        if not is_sent or self._said_nothing():
+        if not is_sent or self._said_nothing() or self._died_unbilled():
             outcome.was_refused = True
         if self._hold is not None:
             if outcome.was_refused:
@@ -321,6 +322,16 @@ class Exchange:
             and bool(outcome.finish)
             and outcome.num_frames == 0
             and (outcome.usage is None or outcome.usage.output_total == 0)
+        )
+
+    def _died_unbilled(self) -> bool:
+        """No token came, and the operator says that this provider bills from the first one."""
+        outcome = self.outcome
+        return (
+            self.endpoint.bills_from_first_token
+            and outcome.stream
+            and not self._is_whole
+            and outcome.first_generated_at_s is None
         )
 
     def _bill(self) -> Settlement:

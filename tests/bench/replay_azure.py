@@ -164,6 +164,7 @@ def profiles(length_s: float) -> tuple[ProviderProfile, ...]:
                 "drift_sigma": 0.35,
                 "drift_period_s": 60.0,
                 "price": priced(0.4, 1.2),
+                "usage_every_event": True,
                 "faults": [
                     Fault(mode=FaultMode.ERROR, status=503, share=0.05),
                     Fault(mode=FaultMode.HTML_200, share=0.01),
@@ -216,6 +217,7 @@ async def send_one(
             )
             head = await reader.readuntil(b"\r\n\r\n")
             result.status = int(head[9:12])
+            result.note = "" if result.status == 200 else f"status {result.status}"
             await read_stream(reader, result, sent_s)
             writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
