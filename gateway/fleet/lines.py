@@ -47,7 +47,8 @@ class PrefillLine:
         scale = 1.0 / expected_s
         relative = min(_RELATIVE_MAX, ttft_s * scale)
         self._fit.add(scale, uncached_tokens * scale / 1000.0, relative)
-        self._tokens += _TOKENS_SHARE * (uncached_tokens - self._tokens)
+        share = max(_TOKENS_SHARE, 1.0 / self._fit.n)  # a plain mean until it has enough
+        self._tokens += share * (uncached_tokens - self._tokens)
         self._since_refit += 1
         if self._since_refit < REFIT_SAMPLES:
             return 0.0

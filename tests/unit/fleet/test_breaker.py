@@ -148,3 +148,14 @@ def test_panic_lets_one_request_through_an_open_breaker_and_believes_it() -> Non
     assert breaker.succeeded(3.0, 4.0)
 
     assert breaker.is_closed
+
+
+def test_closing_forgives_the_failures_that_opened_it() -> None:
+    breaker = Breaker(FixedRng(), 0.0)
+    for is_failure in (True, True, False, True, True, False, True, True):
+        (breaker.failed if is_failure else breaker.succeeded)(0.0, 0.0)
+    assert breaker.may_send(10.0)
+    breaker.succeeded(10.0, 10.0)
+    breaker.failed(11.0, 11.0)
+
+    assert breaker.is_closed

@@ -100,6 +100,17 @@ def test_noise_without_a_rise_leaves_the_limit_alone() -> None:
         assert capacity.limit >= 36.0
 
 
+def test_few_noisy_samples_are_no_proof_of_congestion() -> None:
+    num_cut = 0
+    for seed in range(60):
+        capacity, rng = Capacity(), random.Random(seed)
+        for second in range(40):
+            capacity.succeeded(rng.randint(1, 30), rng.gauss(0.0, 1.0), float(second))
+        num_cut += capacity.limit < 60.0
+
+    assert num_cut <= 15
+
+
 def test_slow_hour_at_an_even_load_is_not_congestion() -> None:
     capacity = Capacity()
     for second in range(600):

@@ -77,6 +77,21 @@ def test_prompt_length_is_taken_out_of_ttft_and_put_back_for_the_request() -> No
     assert world.ttft(8_000.0) == pytest.approx(4.2, rel=0.25)
 
 
+def test_refit_of_the_prompt_line_does_not_make_the_prediction_jump() -> None:
+    world = World()
+    for count in range(50):
+        if count == 49:
+            before_s, line_before = world.ttft(1_000.0), world.estimator.prefill.export()[:2]
+        world.now_s += 1.0
+        prompt = 500 + 20 * count
+        world.estimator.observe(
+            streamed(world.now_s, ttft_s=0.1 + prompt / 1_500, prompt=prompt), world.now_s
+        )
+
+    assert world.estimator.prefill.export()[:2] != line_before
+    assert world.ttft(1_000.0) == pytest.approx(before_s, rel=0.1)
+
+
 def test_slowdown_to_a_third_moves_the_mean_within_fifteen_samples_and_is_announced() -> None:
     for seed in range(8):
         world = World(seed)

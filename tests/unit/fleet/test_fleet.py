@@ -84,6 +84,18 @@ def test_unmeasured_endpoint_starts_at_the_median_of_its_models_peers() -> None:
     assert math.exp(stats["e/other"].rate_mu) == pytest.approx(50.0)
 
 
+def test_endpoint_is_not_its_own_peer() -> None:
+    clock, fleet = world("a/m", "b/m")
+    serve(fleet, clock, "b/m", 100, rate=400.0)
+    serve(fleet, clock, "a/m", 5, rate=100.0)
+    clock.advance(1.0)
+    # Slow mean: five samples of 100 and five of the peer's 400; fast: five, and three of that.
+    slow = (5.0 * math.log(100.0) + 5.0 * math.log(400.0)) / 10.0
+    expected = math.exp((5.0 * math.log(100.0) + 3.0 * slow) / 8.0)
+
+    assert math.exp(fleet.snapshot().stats["a/m"].rate_mu) == pytest.approx(expected, rel=0.05)
+
+
 # Live state
 
 

@@ -152,6 +152,12 @@ def test_tool_call_held_back_and_sent_at_once_is_no_first_token() -> None:
     assert read(streamed(NOW_S, **held)).ttft_s is None  # type: ignore[arg-type]
 
 
+def test_text_before_a_tool_call_has_stopped_the_clock() -> None:
+    sample = read(streamed(NOW_S, tokens=40, rate=90_000.0, visible_chars=60, tool_chars=100))
+
+    assert sample.ttft_s == pytest.approx(0.4)
+
+
 def test_stream_in_name_only_has_no_first_token() -> None:
     # Asked for a stream, the provider answered with the whole text in one piece.
     sample = read(streamed(NOW_S, ttft_s=4.0, tokens=200, rate=100_000.0))

@@ -69,6 +69,7 @@ def test_weights_survive_a_very_long_time_without_overflow() -> None:
 
     assert kept.quantile(0.5) == pytest.approx(2.0, rel=ALPHA)
     assert kept.weight(19_990.0) == pytest.approx(1.0, rel=0.01)
+    assert kept.n == pytest.approx(1.0, rel=0.01)
 
 
 @given(
