@@ -41,8 +41,8 @@ from tests.support.ledgers import (
     set_limit,
 )
 
-SEEDS = int(os.environ.get("LOOPROUTER_LEDGER_SEEDS", "6"))
-STEPS = int(os.environ.get("LOOPROUTER_LEDGER_STEPS", "40"))
+SEEDS = int(os.environ.get("LOOPROUTER_LEDGER_SEEDS", "8"))
+STEPS = int(os.environ.get("LOOPROUTER_LEDGER_STEPS", "50"))
 BUDGETS = {"t": ("tenant", "month"), "m": ("team", "day"), "k": ("key", "total")}
 # "one" and "two" share a machine, "far" has a disk of its own.
 HOLDERS = {"one": "here", "two": "here", "far": "there"}
@@ -120,6 +120,9 @@ class LedgerMachine(RuleBasedStateMachine):
     # --- what may happen ---
 
     @rule(pick=st.integers(0, 9), cents=st.integers(1, 12), names=st.sets(st.sampled_from("tmk")))
+    def reserve_some(self, pick: int, cents: int, names: set[str]) -> None:
+        self.reserve(pick, cents, names)
+
     def reserve(self, pick: int, cents: int, names: set[str]) -> None:
         holder = self.living(pick)
         if holder is None:
@@ -132,6 +135,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.refusals.append(refusal)
         else:
             self.attempts[attempt_id] = Attempt(hold, holder)
+
+    @rule(cents=st.integers(5, 40), name=st.sampled_from("tmk"))
+    def rush(self, cents: int, name: str) -> None:
+        """Everybody wants the same budget."""
+        for pick in range(len(self.ledgers)):
+            self.reserve(pick, cents, {name})
 
     @rule(pick=st.integers(0, 99), share=st.integers(0, 150), is_waste=st.booleans())
     def settle(self, pick: int, share: int, is_waste: bool) -> None:
