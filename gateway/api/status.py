@@ -117,7 +117,8 @@ def endpoint_status(
 
 def estimate_text(estimate: object, factor: float, unit: str) -> str:
     """`312 ms` and, on a second line, `280–350, n 41`; `–` before the first sample."""
-    if not isinstance(estimate, dict):
+    # n below one sample is the prior alone, which is no measurement.
+    if not isinstance(estimate, dict) or estimate["n"] < 0.5:
         return "–"
     value = f"{estimate['value'] * factor:,.0f}{unit}"
     low, high = estimate.get("low"), estimate.get("high")
