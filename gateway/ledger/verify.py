@@ -31,7 +31,7 @@ CATCH_UP_S = 3.0  # a running server has its journal in SQL long before
 POLL_S = 0.05
 LIVES_S = 30.0  # after its last heartbeat
 RECHECKS = 2
-RECHECK_S = 0.5
+RECHECK_S = 0.25
 
 
 async def verify(store: Store, journal_dir: Path | None) -> list[str]:
