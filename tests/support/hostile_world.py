@@ -1,0 +1,323 @@
+"""A real gateway process in front of the hostile provider, and the checks every such test makes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.ears import Heard, hear
+from tests.support.gateway_process import RunningGateway, looprouter, running_gateway
+from tests.support.hostile_provider import WAIT_S, HostileProvider, names
+from tests.support.voices import (
+    USED,
+    ChatVoice,
+    CompletionsVoice,
+    MessagesVoice,
+    ResponsesVoice,
+    Tokens,
+    Voice,
+)
+
+TLS_FOLDER = Path(__file__).parent / "tls"
+SECRET = "sk-hostile-provider-secret-0123456789"
+NUM_MODELS = 90  # of each family: one for each test, so that no test meets another's breaker
+PROMPT = "Say something that can be checked, byte by byte."
+
+# Dollars per million tokens; a and c are tried first, b and d stand by. Odd on purpose: their
+# sums fall between two nano-dollars, so the rounding shows.
+PRICES: dict[str, dict[str, str]] = {
+    "a": {"input": "0.1375", "cached_read": "0.0275", "output": "0.4125", "reasoning": "0.5503"},
+    "b": {"input": "0.3001", "cached_read": "0.0301", "output": "0.7507", "reasoning": "0.9001"},
+    "c": {"input": "0.2753", "cached_read": "0.0277", "output": "1.3751", "reasoning": "1.3757"},
+    "d": {"input": "0.6007", "cached_read": "0.0601", "output": "2.7503", "reasoning": "2.7509"},
+}
+FAMILIES = {"o": ("a", "b"), "n": ("c", "d")}  # OpenAI's dialect, Anthropic's
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A client's surface and the dialect of the upstream that answers it."""
+
+    name: str
+    surface: str
+    path: str
+    family: str
+    voice: Callable[[], Voice]
+
+    @property
+    def first(self) -> str:
+        return FAMILIES[self.family][0]
+
+    @property
+    def second(self) -> str:
+        return FAMILIES[self.family][1]
+
+    @property
+    def reads_usage_of_frame(self) -> bool:
+        """Whether the cost can stand in the usage frame."""
+        return self.surface in ("chat", "completions")
+
+    def request(self, model: str, *, stream: bool) -> dict[str, Any]:
+        turns = [{"role": "user", "content": PROMPT}]
+        body: dict[str, Any] = {"model": model, "stream": stream}
+        if self.surface == "chat":
+            body["messages"] = turns
+        elif self.surface == "completions":
+            body["prompt"] = PROMPT
+        elif self.surface == "responses":
+            body["input"] = PROMPT
+        else:
+            body |= {"messages": turns, "max_tokens": 4096}
+        if stream and self.reads_usage_of_frame:
+            body["stream_options"] = {"include_usage": True}
+        return body
+
+
+CHAT = Talk("chat", "chat", "/v1/chat/completions", "o", ChatVoice)
+COMPLETIONS = Talk("completions", "completions", "/v1/completions", "o", CompletionsVoice)
+RESPONSES = Talk("responses", "responses", "/v1/responses", "o", ResponsesVoice)
+MESSAGES = Talk("messages", "messages", "/v1/messages", "n", MessagesVoice)
+CHAT_OF_MESSAGES = Talk("chat_of_messages", "chat", CHAT.path, "n", MessagesVoice)
+MESSAGES_OF_CHAT = Talk("messages_of_chat", "messages", MESSAGES.path, "o", ChatVoice)
+TALKS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, CHAT_OF_MESSAGES, MESSAGES_OF_CHAT)
+NATIVE = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+
+
+def policy_text(port: int, more: str = "", *, endpoint: str = "", num_models: int) -> str:
+    """Cheapest first, no exploring, every retry allowed: who answers is never a matter of luck."""
+    lines = ["version: 1", "providers:"]
+    for family, providers in FAMILIES.items():
+        api = "openai" if family == "o" else "anthropic"
+        lines += [
+            f'  {name}: {{api: {api}, base_url: "http://127.0.0.1:{port}/{name}/v1", '
+            f"network: private, key_env: HOSTILE_KEY}}"
+            for name in providers
+        ]
+    lines.append("models:")
+    for family, providers in FAMILIES.items():
+        for model in _names(family, num_models):
+            lines.append(f"  {model}:")
+            for name in providers:
+                price = ", ".join(f"{bucket}: {usd}" for bucket, usd in PRICES[name].items())
+                lines.append(
+                    f"    - {{provider: {name}, model: {model}, canonical: hostile, "
+                    f"quantisation: fp8, price: {{{price}}}{endpoint}}}"
+                )
+    lines += [
+        "routes: [{name: all, prefer: {by: price}}]",
+        "exploration: {share: 0}",
+        "retry: {max: 2, budget: 1.0, floor: 1000}",
+    ]
+    return "\n".join(lines) + "\n" + more
+
+
+def _names(family: str, num_models: int) -> list[str]:
+    found = names(family)
+    return [next(found) for _ in range(num_models)]
+
+
+def bill(provider: str, **tokens: int) -> int:
+    """Nano-dollars, rounded up once: worked out here from the prices as they are written."""
+    prices = PRICES[provider]
+    dollars_per_million = sum(Decimal(prices[name]) * count for name, count in tokens.items())
+    return math.ceil(dollars_per_million * 1000)
+
+
+def bill_of(provider: str, usage: Tokens) -> int:
+    return bill(
+        provider,
+        input=usage.prompt - usage.cached,
+        cached_read=usage.cached,
+        output=usage.completion - usage.reasoning,
+        reasoning=usage.reasoning,
+    )
+
+
+def nanos(dollars: str) -> int:
+    exact = Decimal(dollars) * 1_000_000_000
+    assert exact == int(exact), f"{dollars} is no whole number of nano-dollars"
+    return int(exact)
+
+
+@dataclass
+class HostileWorld:
+    gateway: RunningGateway
+    provider: HostileProvider
+    client: httpx.Client
+    owed: dict[str, int] = field(default_factory=dict)  # endpoint → nano-dollars it must show
+    billed: dict[str, int] = field(default_factory=dict)  # of that, the client's
+    _names: dict[str, Iterator[str]] = field(default_factory=dict)
+
+    def model(self, family: str | Talk) -> str:
+        """A public model that no other test uses; its endpoints are `a/NAME` and `b/NAME`."""
+        key = family if isinstance(family, str) else family.family
+        return next(self._names.setdefault(key, names(key)))
+
+    def ask(
+        self,
+        talk: Talk,
+        model: str,
+        *,
+        stream: bool = True,
+        on_bytes: Callable[[bytes], None] | None = None,
+        headers: dict[str, str] | None = None,
+        **more: Any,
+    ) -> Heard:
+        """Ask as an ordinary client. `on_bytes` sees all bytes so far, whenever some come."""
+        body = {**talk.request(model, stream=stream), **more}
+        sent = {**self.gateway.headers, **(headers or {})}
+        with self.client.stream("POST", talk.path, json=body, headers=sent) as answer:
+            got = bytearray()
+            for part in answer.iter_raw():
+                got += part
+                if on_bytes is not None:
+                    on_bytes(bytes(got))
+            return hear(talk.surface, answer.status_code, dict(answer.headers), bytes(got))
+
+    def row(self, request_id: str) -> dict[str, Any]:
+        """GET /v1/requests/{id}, once the request is over."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            answer = self.client.get(f"/v1/requests/{request_id}", headers=self.gateway.headers)
+            if answer.status_code == 200:
+                row: dict[str, Any] = answer.json()
+                return row
+            assert answer.status_code == 404, answer.text
+            assert time.monotonic() < deadline_s, f"no record of {request_id}"
+            time.sleep(0.01)
+
+    def newest_row(self, model: str) -> dict[str, Any]:
+        """The record of a request whose client left before it learned its id."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            rows = self.client.get("/status.json").json()["recent"]
+            assert time.monotonic() < deadline_s, f"no record of a request for {model}"
+            if any(row["model"] == model for row in rows):
+                return next(row for row in rows if row["model"] == model)
+            time.sleep(0.01)
+
+    def owes(self, endpoint: str, cost: int, *, billed: int | None = None) -> None:
+        """Book what the ledger must show at the end for this endpoint."""
+        self.owed[endpoint] = self.owed.get(endpoint, 0) + cost
+        self.billed[endpoint] = self.billed.get(endpoint, 0) + (cost if billed is None else billed)
+
+    def check_good(
+        self,
+        talk: Talk,
+        model: str,
+        heard: Heard,
+        text: str,
+        *,
+        provider: str = "",
+        usage: Tokens = USED,
+    ) -> dict[str, Any]:
+        """Whole, byte-equal, counted and paid exactly, everywhere it can be read. → its record."""
+        provider = provider or talk.first
+        cost = bill_of(provider, usage)
+        assert heard.text == text
+        assert heard.error is None
+        assert heard.tokens == usage
+        if heard.headers["content-type"].startswith("text/event-stream"):
+            assert heard.num_ends == 1
+            if talk.reads_usage_of_frame:
+                assert heard.cost_nanos == cost
+        else:
+            assert nanos(heard.headers["x-looprouter-cost"]) == cost
+        row = self.row(heard.request_id)
+        assert (row["status"], row["error"]) == (200, "")
+        assert row["endpoint_id"] == f"{provider}/{model}"
+        assert nanos(row["cost"]) == cost
+        assert not row["is_estimated"]
+        counted = row["usage"]
+        assert counted.get("input", 0) + counted.get("cached_read", 0) == usage.prompt
+        assert counted.get("output", 0) + counted.get("reasoning", 0) == usage.completion
+        self.owes(f"{provider}/{model}", cost)
+        return row
+
+    def check_broken(
+        self, talk: Talk, model: str, heard: Heard, text: str, code: str
+    ) -> dict[str, Any]:
+        """Told in band, in the caller's dialect, never ended as good, paid as delivered."""
+        assert heard.status == 200
+        assert heard.text == text
+        assert heard.num_ends == 0
+        error = heard.error
+        assert error is not None
+        assert error["message"]
+        if talk.surface == "messages":
+            assert (error["type"], error["details"]["error_code"]) == ("api_error", code)
+        else:
+            assert (error["type"], error["code"]) == ("upstream_error", code)
+        row = self.row(heard.request_id)
+        assert row["error"] == code
+        assert row["endpoint_id"] == f"{talk.first}/{model}"
+        assert row["is_estimated"]
+        self.check_delivered(talk, model, row, len(text))
+        return row
+
+    def check_delivered(self, talk: Talk, model: str, row: dict[str, Any], num_chars: int) -> None:
+        """The client pays its prompt and the tokens that came, four characters each."""
+        prompt = USED.prompt if talk.family == "n" else row["facts"]["prompt_tokens"]
+        assert row["usage"] == {"input": prompt, "output": math.ceil(num_chars / 4)}
+        cost = bill(talk.first, input=prompt, output=math.ceil(num_chars / 4))
+        assert nanos(row["cost"]) == nanos(row["provider_cost"]) == cost
+        self.owes(f"{talk.first}/{model}", cost)
+
+    def check_books(self) -> None:
+        """The ledger shows for every endpoint exactly what these tests worked out by hand."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            out = self.cli("ledger", "report", "--by", "endpoint", "--json")
+            rows = {row["endpoint"]: row for row in json.loads(out)}
+            cost = {name: nanos(row["cost_usd"]) for name, row in rows.items()}
+            billed = {name: nanos(row["billed_usd"]) for name, row in rows.items()}
+            want = {name: owed for name, owed in self.owed.items() if owed}
+            if {name: paid for name, paid in cost.items() if paid} == want:
+                break
+            assert time.monotonic() < deadline_s, _difference(cost, self.owed)
+            time.sleep(0.2)
+        assert {n: paid for n, paid in billed.items() if paid} == {
+            n: paid for n, paid in self.billed.items() if paid
+        }
+        assert json.loads(self.cli("ledger", "verify", "--json"))["balances"]
+
+    def cli(self, *arguments: str) -> str:
+        return looprouter(*arguments, home=self.gateway.home, environ=self.gateway.environ)
+
+
+def _difference(got: dict[str, int], want: dict[str, int]) -> str:
+    names_ = sorted(n for n in got.keys() | want.keys() if got.get(n, 0) != want.get(n, 0))
+    return "; ".join(f"{n}: got {got.get(n, 0)}, want {want.get(n, 0)}" for n in names_)
+
+
+@contextlib.contextmanager
+def hostile_world(
+    home: Path, more: str = "", *, endpoint: str = "", num_models: int = NUM_MODELS
+) -> Iterator[HostileWorld]:
+    """`more`: further sections of the policy; `endpoint`: further members of every endpoint."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(TLS_FOLDER / "provider.pem")
+    tls.set_alpn_protocols(["h2", "http/1.1"])
+    provider = HostileProvider()
+    provider.start(tls)
+    try:
+        policy = policy_text(provider.port, more, endpoint=endpoint, num_models=num_models)
+        environ = {"HOSTILE_KEY": SECRET}
+        with (
+            running_gateway(policy, home, environ=environ) as gateway,
+            httpx.Client(base_url=gateway.base_url, timeout=WAIT_S, trust_env=False) as client,
+        ):
+            yield HostileWorld(gateway, provider, client)
+    finally:
+        provider.stop()
+    assert not provider.failures, provider.failures
