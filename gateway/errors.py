@@ -177,7 +177,7 @@ class FailureClass(enum.StrEnum):
     """Why an attempt failed."""
 
     CONNECT = "connect"
-    TIMEOUT_FIRST_TOKEN = "timeout_first_token"
+    TIMEOUT_FIRST_TOKEN = "timeout_first_token"  # noqa: S105 - a failure, no secret
     TIMEOUT_IDLE = "timeout_idle"
     OVERLOADED = "overloaded"  # 503, 529
     SERVER_ERROR = "server_error"  # other 5xx, malformed or empty 200, HTML

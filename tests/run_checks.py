@@ -21,7 +21,10 @@ PYTHON_TREES = ("gateway", "backend", "kernels", "migrations", "tests", "deploy"
 CHECKS: tuple[tuple[str, list[str]], ...] = (
     (
         "unit and architecture tests",
-        [sys.executable, "-m", "pytest", "tests/unit", "tests/architecture", "-m", QUICK],
+        [
+            *(sys.executable, "-m", "pytest", "tests/unit", "tests/architecture"),
+            *("-m", QUICK, "-n", str(AT_ONCE), "--dist", "loadfile"),
+        ],
     ),
     ("types", [str(BIN / "mypy")]),
     ("import contracts", [str(BIN / "lint-imports"), "--cache-dir", ".import_linter_cache"]),

@@ -65,7 +65,7 @@ def test_every_command_is_in_the_docs() -> None:
         if not re.search(rf"looprouter {re.escape(command)}\b", text)
     ]
 
-    assert missing == []
+    assert not missing, ", ".join(missing)
 
 
 def test_every_error_code_is_in_the_api_page() -> None:

@@ -21,7 +21,7 @@ from gateway.errors import SetupError
 from gateway.simulator.profile import ProviderProfile
 from gateway.simulator.serve import RunningProvider, start_simulated
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK: dict[str, Any] = {

@@ -200,7 +200,8 @@ async def test_tool_loop_ends_in_text_after_a_result() -> None:
     assert done.json["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_json_schema_answer_satisfies_the_schema() -> None:
+@pytest.mark.parametrize("surface", ["chat", "messages"])
+async def test_json_schema_answer_satisfies_the_schema(surface: str) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -210,10 +211,14 @@ async def test_json_schema_answer_satisfies_the_schema() -> None:
         "required": ["colour", "sizes"],
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    output_config = {"format": {"type": "json_schema", "schema": schema}}
+    is_chat = surface == "chat"
+    body = chat(response_format=form) if is_chat else messages(output_config=output_config)
 
-    done = await SimulatedWorld().ask("chat", chat(response_format=form))
+    done = (await SimulatedWorld().ask(surface, body)).json
 
-    value = json.loads(done.json["choices"][0]["message"]["content"])
+    text = done["choices"][0]["message"]["content"] if is_chat else done["content"][0]["text"]
+    value = json.loads(text)
     assert value["colour"] in ("red", "green")
     assert len(value["sizes"]) >= 2
 
