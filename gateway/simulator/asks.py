@@ -319,6 +319,7 @@ def _anthropic(surface: Surface, raw: dict[str, Any]) -> Ask:
     choice = _take(raw, "tool_choice", dict, {"type": "auto"})
     thinking = _take(raw, "thinking", dict, {})
     budget = _positive(thinking, "budget_tokens")
+    form = _take(_take(raw, "output_config", dict, {}), "format", dict, {})
     if thinking.get("type") == "enabled" and budget is None:
         raise AskError("thinking.enabled.budget_tokens: Field required", "thinking.budget_tokens")
     prompt, num_images = _canonical(raw.get("tools"), raw.get("system"), messages)
@@ -335,6 +336,7 @@ def _anthropic(surface: Surface, raw: dict[str, Any]) -> Ask:
         is_parallel=choice.get("disable_parallel_tool_use") is not True,
         after_tool_result=isinstance(last, list)
         and any(isinstance(e, dict) and e.get("type") == "tool_result" for e in last),
+        json_schema=form.get("schema") if form.get("type") == "json_schema" else None,
         wants_reasoning=thinking.get("type") in ("enabled", "adaptive"),
         reasoning_tokens_max=budget,
         cache_write=_cache_write([raw.get("tools"), raw.get("system"), messages]),

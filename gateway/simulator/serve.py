@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +62,16 @@ class RunningProvider:
 
 
 async def start_simulated(
-    profiles: Sequence[ProviderProfile], ports: Mapping[str, int] | None = None
+    profiles: Sequence[ProviderProfile],
+    ports: Mapping[str, int] | None = None,
+    *,
+    wrap: Callable[[SimulatedProvider], Any] = lambda provider: provider,
 ) -> list[RunningProvider]:
     """Serve every profile on 127.0.0.1 in this event loop.
 
     `ports` maps a profile's name to its port; 0 or absent takes a free one. All sockets are bound
-    before the first provider starts. Raises SetupError when a port is taken.
+    before the first provider starts. `wrap` may put an ASGI app around each, to watch its traffic.
+    Raises SetupError when a port is taken.
     """
     ports = ports or {}
     bound: list[socket.socket] = []
@@ -78,7 +82,7 @@ async def start_simulated(
         for each in bound:
             each.close()
         raise
-    return [await _start(p, s) for p, s in zip(profiles, bound, strict=True)]
+    return [await _start(p, s, wrap) for p, s in zip(profiles, bound, strict=True)]
 
 
 def _bound(name: str, port: int) -> socket.socket:
@@ -96,11 +100,13 @@ def _bound(name: str, port: int) -> socket.socket:
     return listener
 
 
-async def _start(profile: ProviderProfile, listener: socket.socket) -> RunningProvider:
+async def _start(
+    profile: ProviderProfile, listener: socket.socket, wrap: Callable[[SimulatedProvider], Any]
+) -> RunningProvider:
     loop = asyncio.get_running_loop()
     provider = SimulatedProvider(profile, timers=loop, wall_clock=time.time)
     config = uvicorn.Config(
-        provider,
+        wrap(provider),
         http=_Protocol,
         ws="none",
         lifespan="off",

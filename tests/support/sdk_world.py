@@ -1,0 +1,285 @@
+"""A real gateway in front of simulated providers of both dialects, and the sums at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.cli.support import open_current_store
+from gateway.keys import service
+from gateway.keys.tenants import ensure_tenant
+from gateway.keys.wanted import Budget, NewKey
+from gateway.ledger.report import report
+from gateway.settings import Settings
+from gateway.simulator.demo import dollars_per_million
+from gateway.simulator.meter import InvoiceLine
+from gateway.simulator.profile import Fault, FaultMode, ProviderProfile, SimulatedPrice
+from tests.support.gateway_process import RunningGateway, looprouter, start_gateway
+from tests.support.recording_providers import Providers
+
+WAIT_S = 20.0
+# One red pixel.
+IMAGE_PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+BUCKETS = ("input", "cached_read", "cache_write_5m", "cache_write_1h", "output", "reasoning")
+_BRISK: dict[str, Any] = {
+    "ttft_base_s": 0.02,
+    "ttft_sigma": 0.0,
+    "rate_sigma": 0.0,
+    "event_sigma": 0.0,
+    "tokens_per_s": 2_000.0,
+    "tokens_per_event": 3,
+    "answer_tokens_median": 60,
+    "reasoning_tokens": 24,
+}
+SLOW: dict[str, object] = {"tokens_per_s": 20.0, "tokens_per_event": 1}
+# One provider a dialect that answers, one a dialect that is slow enough to be left, one that fails.
+PROFILES = (
+    ProviderProfile(
+        name="openai-sim",
+        model="gpt-sim",
+        api_key="sk-upstream-openai",
+        price=SimulatedPrice(input=137_000, cached_read=68_500, output=593_000),
+        **_BRISK,
+    ),
+    ProviderProfile(
+        name="anthropic-sim",
+        model="claude-sim",
+        api_key="sk-upstream-anthropic",
+        price=SimulatedPrice(
+            input=311_000,
+            cached_read=31_100,
+            cache_write_5m=388_750,
+            cache_write_1h=622_000,
+            output=1_507_000,
+        ),
+        **_BRISK,
+    ),
+    ProviderProfile(name="slow-openai", model="slow-gpt", **{**_BRISK, **SLOW}),
+    ProviderProfile(name="slow-anthropic", model="slow-claude", **{**_BRISK, **SLOW}),
+    ProviderProfile(
+        name="broken-sim", model="broken-gpt", faults=(Fault(mode=FaultMode.ERROR, status=500),)
+    ),
+)
+DIALECTS = {"anthropic-sim": "anthropic", "slow-anthropic": "anthropic"}
+# Public models; "pair" begins at the endpoint that fails where a request orders it so.
+MODELS = {
+    "gpt": ("openai-sim",),
+    "claude": ("anthropic-sim",),
+    "slow-gpt": ("slow-openai",),
+    "slow-claude": ("slow-anthropic",),
+    "broken": ("broken-sim",),
+    "pair": ("broken-sim", "openai-sim"),
+}
+# Answers of these are left half way, so what they cost is an estimate.
+ESTIMATED = frozenset({"slow-openai", "slow-anthropic"})
+KEYS = {
+    "main": NewKey(name="main"),
+    "scoped": NewKey(name="scoped", models=("gpt",), routes=("chat", "messages")),
+    "limited": NewKey(name="limited", requests_per_minute=60, tokens_per_minute=100_000),
+    "one-a-minute": NewKey(name="one-a-minute", requests_per_minute=1),
+    "poor": NewKey(name="poor", budgets=(Budget(limit_nanos=1),)),
+}
+
+
+@dataclass(slots=True)
+class SdkWorld:
+    """What a test of an SDK works with."""
+
+    gateway: RunningGateway
+    providers: Providers
+    keys: Mapping[str, str]
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+
+    def record(self, request_id: str, key: str = "main") -> dict[str, Any]:
+        """GET /v1/requests/{id}, as soon as the request has been recorded."""
+        headers = {"authorization": f"Bearer {self.keys[key]}"}
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            answer = self.http.get(f"{self.gateway.v1}/requests/{request_id}", headers=headers)
+            assert answer.status_code in (200, 404), answer.text
+            if answer.status_code == 200:
+                found.append(answer.json())
+            return bool(found)
+
+        wait_until(is_there, f"the record of request {request_id}")
+        return found[0]
+
+    def line(self, upstream_id: str) -> InvoiceLine:
+        """The line of one answer on whichever provider's invoice has it."""
+        found: list[InvoiceLine] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                line
+                for provider in self.providers.by_name.values()
+                for line in provider.invoice()
+                if line.id == upstream_id
+            ]
+            return bool(found)
+
+        wait_until(is_there, f"an invoice line {upstream_id}")
+        assert len(found) == 1
+
+        return found[0]
+
+    def check_paid(self, headers: Mapping[str, str], *, model: str, surface: str) -> dict[str, Any]:
+        """The record says what the headers say, and costs to the nano what the provider bills."""
+        record = self.record(headers["x-looprouter-request-id"])
+        line = self.line(headers["x-upstream-request-id"])
+        assert record["status"] == 200
+        assert record["model"] == model
+        assert record["surface"] == surface
+        assert record["endpoint_id"] == headers["x-looprouter-endpoint"]
+        assert record["num_attempts"] == int(headers["x-looprouter-attempts"]) == 1
+        assert record["is_estimated"] is False
+        usage = {name: record["usage"].get(name, 0) for name in BUCKETS}
+        assert usage == {name: getattr(line, name) for name in BUCKETS}
+        assert nanos(record["provider_cost"]) == nanos(record["cost"]) == line.cost_nanos
+        assert line.cost_nanos > 0
+        if "x-looprouter-cost" in headers:
+            assert nanos(headers["x-looprouter-cost"]) == line.cost_nanos
+        assert float(headers["x-looprouter-overhead-ms"]) > 0
+        return record
+
+    def num_served(self) -> int:
+        """Requests that reached the gateway's pipeline since it started."""
+        status = self.http.get(f"{self.gateway.base_url}/status.json").json()
+        return int(status["requests_total"])
+
+    @staticmethod
+    def provider_of(model: str) -> str:
+        """The provider behind a public model that has one endpoint."""
+        (name,) = MODELS[model]
+        return name
+
+    def upstream_model(self, model: str) -> str:
+        return next(each.model for each in PROFILES if each.name == self.provider_of(model))
+
+    def last_received(self, provider: str) -> Any:
+        """The JSON of the last request one provider was sent."""
+        return self.providers[provider].received[-1].json
+
+
+def nanos(dollars: str | float) -> int:
+    """Exact; a fraction of a nano-dollar is an error."""
+    amount = Decimal(str(dollars)) * 1_000_000_000
+    assert amount == amount.to_integral_value(), dollars
+
+    return int(amount)
+
+
+def wait_until(holds: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> float:
+    """Seconds until the condition held; fails the test when it does not in time."""
+    began_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began_s < wait_s, f"waited {wait_s} s for {what}"
+        time.sleep(0.01)
+    return time.monotonic() - began_s
+
+
+def policy_yaml(providers: Providers) -> str:
+    """Every provider with its price to the pico, every public model over them."""
+    lines = ["version: 1", "providers:"]
+    for profile in PROFILES:
+        api = DIALECTS.get(profile.name, "openai")
+        secret = f", key_env: {key_env(profile)}" if profile.api_key else ""
+        base_url = providers[profile.name].base_url
+        lines.append(
+            f'  {profile.name}: {{api: {api}, base_url: "{base_url}", network: private, '
+            f"simulated: true{secret}}}"
+        )
+    lines.append("models:")
+    by_name = {profile.name: profile for profile in PROFILES}
+    for model, names in MODELS.items():
+        lines.append(f"  {model}:")
+        lines += [f"    - {endpoint_yaml(by_name[name])}" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def endpoint_yaml(profile: ProviderProfile) -> str:
+    prices = ", ".join(
+        f"{name}: {dollars_per_million(getattr(profile.price, name))}"
+        for name in ("input", "cached_read", "cache_write_5m", "cache_write_1h", "output")
+    )
+    return (
+        f"{{provider: {profile.name}, model: {profile.model}, canonical: sim, "
+        f"context: {profile.context_tokens_max}, max_output: {profile.output_tokens_max}, "
+        f"price: {{{prices}}}}}"
+    )
+
+
+def key_env(profile: ProviderProfile) -> str:
+    return f"{profile.name.replace('-', '_').upper()}_KEY"
+
+
+async def issue_keys(home: Path) -> dict[str, str]:
+    """The text of every key of KEYS, made as the CLI makes them."""
+    settings = Settings.from_environment({"LOOPROUTER_HOME": str(home)})
+    async with open_current_store(settings) as store:
+        tenant_id = await ensure_tenant(store, "default", "default", now=time.time())
+        pepper, issued = settings.pepper(), {}
+        for name, wanted in KEYS.items():
+            made = await service.create_key(store, pepper, tenant_id, wanted, now=time.time())
+            issued[name] = made.key
+        return issued
+
+
+async def spent_by_endpoint(home: Path) -> list[dict[str, Any]]:
+    settings = Settings.from_environment({"LOOPROUTER_HOME": str(home)})
+    async with open_current_store(settings) as store:
+        return await report(store, by="endpoint")
+
+
+@contextmanager
+def sdk_world(home: Path) -> Iterator[SdkWorld]:
+    """A world for one file of tests. When they are done the books must balance to the nano."""
+    providers = Providers()
+    providers.start(PROFILES)
+    environ = {key_env(profile): profile.api_key for profile in PROFILES if profile.api_key}
+    try:
+        keys = asyncio.run(issue_keys(home))
+        gateway = start_gateway(policy_yaml(providers), home, environ=environ, key=keys["main"])
+        world = SdkWorld(gateway, providers, keys)
+        try:
+            yield world
+            check_books(world)
+        finally:
+            world.http.close()
+            gateway.stop()
+    finally:
+        providers.stop()
+
+
+def check_books(world: SdkWorld) -> None:
+    """Nothing runs any more, the ledger balances, and it equals every provider's invoice."""
+    gateway = world.gateway
+    for provider in world.providers.by_name.values():
+        wait_until(lambda p=provider: p.stats()["in_flight"] == 0, f"{provider.name} to be idle")  # type: ignore[misc]
+    # uvicorn ends by the signal it was stopped with, once everything is closed.
+    assert gateway.stop() in (0, -signal.SIGTERM), gateway.log()[-4000:]
+    for unwanted in ("unexpected error", "Traceback", "by our own bug"):
+        assert unwanted not in gateway.log(), gateway.log()[-8000:]
+    looprouter("ledger", "verify", home=gateway.home, environ=gateway.environ)
+    rows = asyncio.run(spent_by_endpoint(gateway.home))
+    booked = {row["endpoint"].partition("/")[0]: row for row in rows}
+    for provider in world.providers.by_name.values():
+        row = booked.get(provider.name)
+        invoiced = sum(line.cost_nanos for line in provider.invoice())
+        spent = nanos(row["cost_usd"]) if row is not None else 0
+        assert row is None or row["in_flight"] == 0
+        if provider.name in ESTIMATED:
+            continue  # their tests compare each answer
+        assert row is None or row["estimated"] == 0
+        assert spent == invoiced, provider.name
