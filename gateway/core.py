@@ -18,6 +18,20 @@ NANOS_PER_DOLLAR = 1_000_000_000
 PICOS_PER_NANO = 1_000
 
 
+def dollars(nanos: int) -> str:
+    """Nano-dollars as an exact decimal string of dollars: at least two decimals, no zeros after."""
+    sign = "-" if nanos < 0 else ""
+    whole, part = divmod(abs(nanos), NANOS_PER_DOLLAR)
+    decimals = f"{part:09d}".rstrip("0").ljust(2, "0")
+    return f"{sign}{whole}.{decimals}"
+
+
+def dollars_per_million(picos: int) -> str:
+    """Pico-dollars per token as exact dollars per million tokens, the unit of price lists."""
+    whole, rest = divmod(picos, 1_000_000)
+    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
+
+
 class Rng(Protocol):
     """The randomness a decision may use; `random.Random(seed)` satisfies it."""
 

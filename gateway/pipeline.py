@@ -21,6 +21,7 @@ from gateway.keys.limits import Limits
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
+from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
 from gateway.policy.explain import explain
 from gateway.policy.facts import describe
@@ -83,6 +84,7 @@ class Gateway:
     new_request_id: Callable[[], str]
     started_at_s: float
     allowed_hosts: frozenset[str] = frozenset()
+    tracing: Tracing | None = None
     is_draining: bool = False
     is_ready: bool = False
     overhead_s: dict[str, float] = field(default_factory=dict)
@@ -121,6 +123,8 @@ async def serve(gateway: Gateway, inbound: Inbound) -> None:
         gateway.admission.leave()
         record.duration_s = gateway.clock() - inbound.received_at_s
         gateway.recorder.record(record)
+        if gateway.tracing is not None:
+            gateway.tracing.record(record)
 
 
 async def _serve_admitted(

@@ -64,6 +64,8 @@ class Settings:
     """LOOPROUTER_LOG_FORMAT; auto = console on a terminal, else JSON."""
     trusted_proxies: tuple[Address, ...] = ()
     """LOOPROUTER_TRUSTED_PROXIES: networks whose X-Forwarded-For is believed."""
+    otlp_endpoint: str = ""
+    """OTEL_EXPORTER_OTLP_ENDPOINT: an OTLP/HTTP collector for traces; empty = none."""
     status_is_public: bool = False
     """LOOPROUTER_STATUS_PUBLIC=1: the status page and /metrics answer other machines too."""
     allowed_hosts: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ class Settings:
             log_level=_choice(found, "LOG_LEVEL", LOG_LEVELS, "info"),
             log_format=_choice(found, "LOG_FORMAT", LOG_FORMATS, "auto"),
             trusted_proxies=_networks(found),
+            otlp_endpoint=found.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip(),
             status_is_public=_choice(found, "STATUS_PUBLIC", ("0", "1"), "0") == "1",
             allowed_hosts=_hosts(found),
             unknown_names=tuple(

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import msgspec
 
 from gateway.api.exchange import Exchange, Headers
-from gateway.core import Endpoint, PriceRow
+from gateway.core import Endpoint, PriceRow, dollars_per_million
 from gateway.errors import NoEligibleEndpoint, NotFound, UnknownModel
 from gateway.measure.recorder import row_json
 from gateway.pipeline import Gateway, Inbound, serve
@@ -22,7 +22,6 @@ JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 # Tokens per byte of English text, for an estimate where no endpoint counts.
 TOKENS_PER_BYTE = 0.27
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PICOS_PER_MILLIONTH = 1_000_000  # pico-dollars a token → dollars a million tokens
 
 
 async def list_models(gateway: Gateway, exchange: Exchange, _rest: str) -> None:
@@ -117,11 +116,6 @@ def price_json(row: PriceRow) -> dict[str, object]:
         for bucket in ("input", "cached_read", "cache_write_5m", "cache_write_1h", "output"):
             shown[bucket] = dollars_per_million(getattr(row, bucket))
     return shown
-
-
-def dollars_per_million(picos: int) -> str:
-    whole, rest = divmod(picos, _PICOS_PER_MILLIONTH)
-    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
 
 
 async def show_request(gateway: Gateway, exchange: Exchange, request_id: str) -> None:

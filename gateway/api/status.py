@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.answers import dollars_per_million
-from gateway.core import Endpoint, FleetSnapshot
+from gateway.core import Endpoint, FleetSnapshot, dollars, dollars_per_million
 from gateway.ledger.report import report
-from gateway.measure.recorder import dollars
 from gateway.pipeline import Gateway
 from gateway.store.requests import RequestRow
 

@@ -22,6 +22,7 @@ from gateway.keys.limits import Limits
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder
+from gateway.measure.tracing import Tracing
 from gateway.pipeline import Gateway
 from gateway.policy.load import load_policy
 from gateway.prices.book import PriceBook
@@ -136,6 +137,10 @@ async def running_gateway(
             new_id=lambda: "att_" + secrets.token_hex(12),
         )
         stack.push_async_callback(relay.aclose)
+        tracing = None
+        if settings.otlp_endpoint:
+            tracing = Tracing(settings.otlp_endpoint, clock=clock, wall_clock=wall_clock)
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
         gateway = Gateway(
             settings=settings,
             store=store,
@@ -148,6 +153,7 @@ async def running_gateway(
             relay=relay,
             admission=Admission(source.current.limits.requests_in_flight_max),
             metrics=metrics,
+            tracing=tracing,
             recorder=recorder,
             policy=lambda: source.current,
             policy_error=lambda: source.last_error,

@@ -15,9 +15,10 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.core import dollars
 from gateway.ledger.grants import change_window, lock_holder
 from gateway.ledger.journal import Position
-from gateway.ledger.records import Dropped, Ended, LedgerAlert, Progress, Record, Sent, usd
+from gateway.ledger.records import Dropped, Ended, LedgerAlert, Progress, Record, Sent
 from gateway.store.ledger_tables import attempt_leases, attempts, entries, holders, leases
 from gateway.wire.usage import BUCKETS, Usage
 
@@ -212,7 +213,7 @@ def _book_attempt(
 def _payable(books: _Books, end: Ended, lease_rows: dict[str, sa.Row[Any]]) -> Ended:
     """Charge the leases; what they cannot bear (our own bug) becomes the operator's overrun."""
     if end.overrun_nanos:
-        message = f"attempt {end.attempt_id} cost ${usd(end.overrun_nanos)} more than was held"
+        message = f"attempt {end.attempt_id} cost ${dollars(end.overrun_nanos)} more than was held"
         books.alerts.append(LedgerAlert("overrun", message, end.attempt_id, end.overrun_nanos))
     billed = end.billed_nanos
     if billed == 0:
@@ -225,7 +226,7 @@ def _payable(books: _Books, end: Ended, lease_rows: dict[str, sa.Row[Any]]) -> E
             or row.state == "closed"
             or row.spent_nanos + spent + billed > (row.granted_nanos)
         ):
-            message = f"lease {lease_id} cannot bear ${usd(billed)} of attempt {end.attempt_id}"
+            message = f"lease {lease_id} cannot bear ${dollars(billed)} of attempt {end.attempt_id}"
             books.alerts.append(LedgerAlert("lease_short", message, end.attempt_id, billed))
             return msgspec.structs.replace(
                 end, billed_nanos=0, overrun_nanos=end.overrun_nanos + billed

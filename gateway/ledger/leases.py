@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.core import NANOS_PER_DOLLAR
+from gateway.core import NANOS_PER_DOLLAR, dollars
 from gateway.errors import BudgetExhausted
-from gateway.ledger.records import usd
 from gateway.ledger.windows import Window, rfc3339
 
 SLICE_SHARE_PERCENT = 5
@@ -144,17 +143,18 @@ def exhausted(
     resets = f"it resets at {resets_at}" if resets_at else "it never resets"
     period = "total budget" if budget.period == "total" else f"budget per {budget.period}"
     return BudgetExhausted(
-        f"the {budget.scope_kind}'s {period} of ${usd(budget.limit_nanos)} is used up: "
-        f"${usd(spent)} spent, ${usd(held)} held by requests in flight or servers, and this "
-        f"request may cost ${usd(needed_nanos)}; {resets}. Lower max_tokens, or raise the budget",
+        f"the {budget.scope_kind}'s {period} of ${dollars(budget.limit_nanos)} is used up: "
+        f"${dollars(spent)} spent, ${dollars(held)} held by requests in flight or servers, and "
+        f"this request may cost ${dollars(needed_nanos)}; {resets}. Lower max_tokens, or raise "
+        "the budget",
         detail={
             "budget_id": budget.id,
             "scope": budget.scope_kind,
             "period": budget.period,
-            "limit_usd": usd(budget.limit_nanos),
-            "spent_usd": usd(spent),
-            "held_usd": usd(held),
-            "needed_usd": usd(needed_nanos),
+            "limit_usd": dollars(budget.limit_nanos),
+            "spent_usd": dollars(spent),
+            "held_usd": dollars(held),
+            "needed_usd": dollars(needed_nanos),
             "resets_at": resets_at,
         },
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gateway.core import NANOS_PER_DOLLAR, Caller, PriceRow
+from gateway.core import Caller, PriceRow
 from gateway.wire.usage import Usage
 
 if TYPE_CHECKING:
@@ -83,14 +83,6 @@ class LedgerAlert:
     message: str
     attempt_id: str = ""
     nanos: int = 0
-
-
-def usd(nanos: int) -> str:
-    """Nano-dollars as an exact decimal string of dollars: at least two decimals, no zeros after."""
-    sign = "-" if nanos < 0 else ""
-    whole, part = divmod(abs(nanos), NANOS_PER_DOLLAR)
-    decimals = f"{part:09d}".rstrip("0").ljust(2, "0")
-    return f"{sign}{whole}.{decimals}"
 
 
 # What the journal keeps. Array-like with an integer tag: the field order is the file format,

@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.core import PriceRow
+from gateway.core import PriceRow, dollars
 from gateway.ledger.booking import apply_records, book_ends, entry_rows
 from gateway.ledger.grants import change_window, lock_holder
 from gateway.ledger.journal import (
@@ -28,7 +28,7 @@ from gateway.ledger.journal import (
     lock_directory,
     remove_directory,
 )
-from gateway.ledger.records import Ended, LedgerAlert, usd
+from gateway.ledger.records import Ended, LedgerAlert
 from gateway.prices.rows import cost_nanos, pick_row
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempt_leases, attempts, entries, holders, leases
@@ -202,7 +202,7 @@ async def _book_unattributed(
     return [
         LedgerAlert(
             "unattributed",
-            f"server {row.holder_id} is gone and its journal is not here: ${usd(left)} it had "
+            f"server {row.holder_id} is gone and its journal is not here: ${dollars(left)} it had "
             f"leased of budget {row.budget_id} counts as spent",
             nanos=left,
         )

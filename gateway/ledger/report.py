@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from gateway.ledger.records import usd
+from gateway.core import dollars
 from gateway.ledger.windows import SECONDS_PER_DAY
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts
@@ -83,5 +83,5 @@ def _row(by: By, row: sa.Row[Any], names: dict[str, str]) -> dict[str, Any]:
     for name in ("attempts", "in_flight", "estimated", *_TOKENS):
         found[name] = int(getattr(row, name))
     for name in _MONEY:
-        found[name.removesuffix("_nanos") + "_usd"] = usd(int(getattr(row, name)))
+        found[name.removesuffix("_nanos") + "_usd"] = dollars(int(getattr(row, name)))
     return found

@@ -12,8 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.core import dollars
 from gateway.ledger.journal import SUFFIX, JournalReader, Position, file_numbers, file_path
-from gateway.ledger.records import Opened, usd
+from gateway.ledger.records import Opened
 from gateway.ledger.recovery import DAMAGED_SUFFIX
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import (
@@ -82,7 +83,7 @@ async def _unbalanced_entries(connection: AsyncConnection) -> list[str]:
         .limit(PROBLEMS_PER_CHECK_MAX)
     )
     return [
-        f"entries of {row.txn_id} sum to ${usd(int(row.total))}, not to zero"
+        f"entries of {row.txn_id} sum to ${dollars(int(row.total))}, not to zero"
         for row in await connection.execute(query)
     ]
 
@@ -118,12 +119,12 @@ async def _accounts(connection: AsyncConnection) -> list[str]:
         if expected.get(account, 0) != found.get(account, 0)
     ]
     problems = [
-        f"account {account} holds ${usd(found.get(account, 0))}, attempts and windows say "
-        f"${usd(expected.get(account, 0))}"
+        f"account {account} holds ${dollars(found.get(account, 0))}, attempts and windows say "
+        f"${dollars(expected.get(account, 0))}"
         for account in wrong[:PROBLEMS_PER_CHECK_MAX]
     ]
     if sum(found.values()) != 0:
-        problems.append(f"all entries sum to ${usd(sum(found.values()))}, not to zero")
+        problems.append(f"all entries sum to ${dollars(sum(found.values()))}, not to zero")
     return problems
 
 
@@ -156,8 +157,8 @@ async def _leases(connection: AsyncConnection) -> list[str]:
     )
     return [
         f"lease {row.id} ({row.state}, of budget {row.budget_id}): granted "
-        f"${usd(row.granted_nanos)}, spent ${usd(row.spent_nanos)}, but its attempts were billed "
-        f"${usd(int(row.billed))} and hold ${usd(int(row.held))}"
+        f"${dollars(row.granted_nanos)}, spent ${dollars(row.spent_nanos)}, but its attempts were "
+        f"billed ${dollars(int(row.billed))} and hold ${dollars(int(row.held))}"
         for row in await connection.execute(query)
     ]
 
@@ -209,10 +210,10 @@ async def _windows(connection: AsyncConnection) -> list[str]:
 
 def _window_problem(row: sa.Row[Any]) -> str:
     return (
-        f"budget {row.budget_id}, window from {row.window_start}: limit ${usd(row.limit_nanos)}; "
-        f"spent ${usd(row.spent_nanos)}, leased ${usd(row.leased_nanos)}, unattributed "
-        f"${usd(row.unattributed_nanos)}; its leases say ${usd(int(row.spent))}, "
-        f"${usd(int(row.leased))}, ${usd(int(row.unclaimed))}"
+        f"budget {row.budget_id}, window from {row.window_start}: "
+        f"limit ${dollars(row.limit_nanos)}; spent ${dollars(row.spent_nanos)}, leased ${dollars(row.leased_nanos)}, unattributed "
+        f"${dollars(row.unattributed_nanos)}; its leases say ${dollars(int(row.spent))}, "
+        f"${dollars(int(row.leased))}, ${dollars(int(row.unclaimed))}"
     )
 
 

@@ -14,7 +14,7 @@ import structlog
 _SECRET = re.compile(
     r"(lr-[A-Za-z0-9]{8})[A-Za-z0-9]{8,}"
     r"|\b(sk|gsk|rk|pk|xai|AIza|key|tok)[-_][A-Za-z0-9_\-]{12,}"
-    r"|(?i:(bearer|basic)\s+)[A-Za-z0-9._~+/=\-]{8,}"
+    r"|((?i:bearer|basic)\s+)[A-Za-z0-9._~+/=\-]{8,}"
     r"|(://[^/\s:@]+:)[^@\s]+@"
 )
 VALUE_CHARS_MAX = 2_000
@@ -24,7 +24,7 @@ def redact(text: str) -> str:
     """`text` with everything that looks like a credential replaced."""
 
     def replace(match: re.Match[str]) -> str:
-        kept = match.group(1) or match.group(4) or ""
+        kept = match.group(1) or match.group(3) or match.group(4) or ""
         return f"{kept}[redacted]" + ("@" if match.group(4) else "")
 
     return _SECRET.sub(replace, text[:VALUE_CHARS_MAX])

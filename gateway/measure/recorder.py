@@ -18,6 +18,7 @@ from gateway.core import (
     FleetView,
     Plan,
     RequestFacts,
+    dollars,
 )
 from gateway.store.engine import Store
 from gateway.store.requests import RequestRow, insert_requests, insert_snapshots, stored_view
@@ -200,11 +201,3 @@ def row_json(row: RequestRow) -> dict[str, object]:
     shown["provider_cost"] = dollars(row.cost_nanos)
     shown["seed"] = str(row.seed)
     return shown
-
-
-def dollars(nanos: int) -> str:
-    """Nano-dollars as an exact decimal string of dollars."""
-    sign = "-" if nanos < 0 else ""
-    whole, rest = divmod(abs(nanos), 1_000_000_000)
-    text = f"{whole}.{rest:09d}".rstrip("0")
-    return sign + (text[:-1] if text.endswith(".") else text)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from gateway.core import dollars
 from gateway.errors import ApiError, FailureClass
 from gateway.fleet.fleet import Fleet
 from gateway.ledger.ledger import Ledger
@@ -38,7 +39,6 @@ from gateway.relay.job import (
     attempt_limits,
 )
 from gateway.relay.mailbox import Mailbox
-from gateway.relay.money import dollars
 from gateway.relay.moves import (
     Abandon,
     Action,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.core import dollars
 from gateway.errors import (
     FAILURES,
     ApiError,
@@ -15,7 +16,6 @@ from gateway.errors import (
 )
 from gateway.relay.exchange import Exchange
 from gateway.relay.job import Headers
-from gateway.relay.money import dollars
 from gateway.wire.errors import error_body
 from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface, WireError
 from gateway.wire.translate import CannotTranslate

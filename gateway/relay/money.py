@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gateway.core import NANOS_PER_DOLLAR, AttemptOutcome, Endpoint, EndpointStats, PriceRow
+from gateway.core import AttemptOutcome, Endpoint, EndpointStats, PriceRow
 from gateway.ledger.records import Settlement
 from gateway.prices.rows import STANDARD, UNPRICED, cost_nanos, hold_nanos, pick_row, tier_of
 from gateway.relay.job import RelayJob
@@ -142,10 +142,3 @@ def settlement_for(
         failure=outcome.failure,
         billable_to="client" if is_clients else "operator",
     )
-
-
-def dollars(nanos: int) -> str:
-    """Exact decimal dollars, as a JSON number would be written: `0.000123`."""
-    whole, part = divmod(nanos, NANOS_PER_DOLLAR)
-    return f"{whole}.{f'{part:09d}'.rstrip('0') or '0'}"
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.core import dollars_per_million
 from gateway.simulator.profile import Fault, FaultMode, ProviderProfile, SimulatedPrice
 
 DEMO_MODEL = "simulated-chat"
@@ -19,7 +20,6 @@ CAPABILITIES = (
     "logprobs",
     "n",
 )
-PICOS_PER_DOLLAR_PER_MILLION = 1_000_000
 
 _OUTAGES = 60
 _OUTAGE_EVERY_S = 120.0
@@ -84,12 +84,6 @@ def demo_profiles() -> tuple[ProviderProfile, ...]:
         ),
     )
     return fast, slow, flaky
-
-
-def dollars_per_million(picos: int) -> str:
-    """An exact decimal: policy files hold no rounded prices."""
-    whole, rest = divmod(picos, PICOS_PER_DOLLAR_PER_MILLION)
-    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
 
 
 def _provider_yaml(profile: ProviderProfile, port: int) -> str:

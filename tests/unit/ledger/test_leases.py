@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core import NANOS_PER_DOLLAR
+from gateway.core import NANOS_PER_DOLLAR, dollars
 from gateway.ledger.leases import Budget, Grant, exhausted, slice_nanos
-from gateway.ledger.records import usd
 from gateway.ledger.windows import Window, window_of
 
 nanos = st.integers(0, 10**13)
@@ -98,4 +97,4 @@ def test_a_refusal_says_which_budget_how_much_and_when_it_resets() -> None:
     [(0, "0.00"), (123_000, "0.000123"), (1_500_000_000, "1.50"), (-1, "-0.000000001")],
 )
 def test_dollars_are_exact_decimal_strings(nanos: int, text: str) -> None:
-    assert text == usd(nanos)
+    assert text == dollars(nanos)
