@@ -119,7 +119,7 @@ class BudgetExhausted(RequestError):
 
 
 class NoEligibleEndpoint(RequestError):
-    """`detail` lists, per endpoint, the rule that excluded it."""
+    """`detail` lists, per endpoint, the rule that excluded it. A 400 where the API is the rule."""
 
     status = 503
     type = "server_error"

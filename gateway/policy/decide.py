@@ -24,7 +24,7 @@ from gateway.core import (
     RequestFacts,
     Rng,
 )
-from gateway.errors import NoEligibleEndpoint, UnknownModel
+from gateway.errors import InvalidRequest, NoEligibleEndpoint, UnknownModel
 from gateway.policy.filter import Filtered, filter_endpoints, rank_in_order
 from gateway.policy.policy import Indexed, Policy
 from gateway.policy.routes import Preference, find_route
@@ -82,7 +82,8 @@ def decide(
 
     `rng` must have been seeded with `seed`, which is only recorded. `tried` makes it a retry:
     those endpoints are left out and nothing is explored. Raises UnknownModel, or
-    NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when waiting helps).
+    NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when waiting helps;
+    a 400 when no endpoint of the model serves the surface, else a 503).
     """
     if facts.models[0] not in policy.pools and not any(m in policy.pools for m in facts.models):
         raise _unknown_model(facts, policy)
@@ -352,6 +353,9 @@ def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
         ],
     )
     error.is_capacity = found.num_full > 0
+    if found.excluded and all(reason.startswith("surface:") for _, reason in found.excluded):
+        # The caller asked the wrong API of this model; no time and no other state would help.
+        error.status, error.type = InvalidRequest.status, InvalidRequest.type
     return error
 
 

@@ -55,6 +55,23 @@ def test_rule_excludes_and_says_so(endpoint: str, facts: dict, rule: str) -> Non
     assert plan.candidates[-1].outcome == "excluded"
 
 
+def test_api_that_no_endpoint_of_the_model_serves_is_the_callers_mistake() -> None:
+    policy = policy_of("a, surfaces: [embeddings]", "b, surfaces: [completions]")
+    with pytest.raises(NoEligibleEndpoint) as caught:
+        decide_on(policy, view_of(policy))
+
+    assert (caught.value.status, caught.value.type) == (400, "invalid_request_error")
+    assert rule_of(caught.value, "a") == rule_of(caught.value, "b") == "surface"
+
+
+def test_none_eligible_for_more_than_the_api_is_unavailable() -> None:
+    policy = policy_of("a, surfaces: [embeddings]", "b, context: 99")
+    with pytest.raises(NoEligibleEndpoint) as caught:
+        decide_on(policy, view_of(policy))
+
+    assert caught.value.status == 503
+
+
 @pytest.mark.parametrize(
     ("wish", "rule"),
     [
