@@ -11,6 +11,10 @@ SLOW_START = 2.0  # an endpoint back from an open breaker
 GROWTH = 4.0  # growth a success is GROWTH / limit …
 GROWTH_USE_MIN = 0.5  # … when at least so much of the limit is in use
 CUT = 0.9
+PROBE_FIRST_S = 15.0  # at a known ceiling, until one request more is tried …
+PROBE_MAX_S = 240.0  # … doubling while the ceiling holds
+PROBE_PAUSES = 20.0  # a try may cost a pause: not more than about a twentieth of the time, …
+PROBE_PAUSES_S_MAX = 60.0  # … unless the pauses are long
 COOL_DOWN_FIRST_S = 1.0  # a 429 that names no time; doubles while they go on
 COOL_DOWN_MAX_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
@@ -32,10 +36,15 @@ class Capacity:
     Additive increase while it is used, ×0.9 on 429 (once per round of requests, as in TCP), and
     ×0.9 when a decayed regression shows the TTFT residual rising with in-flight by half or more.
     A Retry-After closes the endpoint until then; that is no failure.
+
+    Requests that go on well while others of their round are refused tell how many fit: a ceiling.
+    There the limit stays, and one request more is tried now and then (CUBIC's plateau): each try
+    may cost a pause of everything.
     """
 
     __slots__ = (
-        "_cooling_until_s", "_cut_at_s", "_in_row", "_since_cut", "_slope", "_telemetry", "limit",
+        "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_pause_s", "_probe_after_s",
+        "_probe_at_s", "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_telemetry", "limit",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -46,14 +55,52 @@ class Capacity:
         self._since_cut = 0
         self._slope = LoadSlope()
         self._telemetry: tuple[float, float] | None = None  # (load, at)
+        self._pushed_at_s = -math.inf  # when the last round of refusals was heard of
+        self._survivors = 0  # requests that it left in flight
+        self._pause_s = 0.0  # what it cost
+        self._ceiling: int | None = None
+        self._probe_at_s = 0.0
+        self._probe_after_s = PROBE_FIRST_S
 
-    def succeeded(self, in_flight: int, ttft_residual: float | None, now_s: float) -> None:
+    def succeeded(
+        self,
+        in_flight: int,
+        ttft_residual: float | None,
+        now_s: float,
+        dispatched_at_s: float = math.inf,
+    ) -> None:
         """`in_flight` counts the request that just ended."""
         self._in_row = 0
+        if dispatched_at_s < self._pushed_at_s and self._survivors:
+            self._learn_ceiling(now_s)
         if ttft_residual is not None and self._is_congested(in_flight, ttft_residual, now_s):
             return
         if in_flight >= GROWTH_USE_MIN * self.limit:
-            self.limit = min(CAPACITY_MAX, self.limit + GROWTH / self.limit)
+            self._grow(in_flight, dispatched_at_s, now_s)
+
+    def _grow(self, in_flight: int, dispatched_at_s: float, now_s: float) -> None:
+        grown = min(CAPACITY_MAX, self.limit + GROWTH / self.limit)
+        ceiling = self._ceiling
+        if ceiling is None:
+            self.limit = grown
+        elif in_flight > ceiling and dispatched_at_s >= self._probe_at_s:
+            # One more than fitted before has gone well.
+            self._ceiling = None
+            self.limit = max(self.limit, grown)
+        elif now_s >= self._probe_at_s:
+            self.limit = max(self.limit, min(grown, ceiling + 1.0))
+        else:
+            self.limit = max(self.limit, min(grown, float(ceiling)))
+
+    def _learn_ceiling(self, now_s: float) -> None:
+        """Some of the round before the refusals went well: so many fit, and no more."""
+        fitted, self._survivors = self._survivors, 0
+        held = self._ceiling is not None and fitted <= self._ceiling
+        self._probe_after_s = min(PROBE_MAX_S, self._probe_after_s * 2) if held else PROBE_FIRST_S
+        paid_s = min(PROBE_PAUSES_S_MAX, PROBE_PAUSES * self._pause_s)
+        self._probe_at_s = now_s + max(self._probe_after_s, paid_s)
+        self._ceiling = fitted
+        self.limit = min(self.limit, float(fitted))
 
     def _is_congested(self, in_flight: int, residual: float, now_s: float) -> bool:
         self._slope.add(in_flight, residual, now_s)
@@ -69,16 +116,26 @@ class Capacity:
         self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
     ) -> None:
         """A 429 or an overload answer."""
-        if dispatched_at_s >= self._cut_at_s:
-            self._cut(in_flight, now_s)
+        if dispatched_at_s >= self._pushed_at_s:
+            self._pushed_at_s = now_s
+            self._survivors = in_flight
+            self._pause_s = 0.0
+            if dispatched_at_s >= self._cut_at_s:
+                self._cut(in_flight, now_s)
+        self._survivors = max(0, min(self._survivors, in_flight - 1))
         # Refusals of one round come together; only a new round lengthens the wait.
         if retry_after_s is None:
             if now_s < self._cooling_until_s:
                 return
             retry_after_s = min(COOL_DOWN_MAX_S, COOL_DOWN_FIRST_S * 2.0 ** min(self._in_row, 16))
             self._in_row += 1
-        until_s = now_s + min(RETRY_AFTER_MAX_S, max(0.0, retry_after_s))
-        self._cooling_until_s = max(self._cooling_until_s, until_s)
+        pause_s = min(RETRY_AFTER_MAX_S, max(0.0, retry_after_s))
+        self._pause_s = max(self._pause_s, pause_s)
+        self._cooling_until_s = max(self._cooling_until_s, now_s + pause_s)
+
+    def is_old_news(self, dispatched_at_s: float) -> bool:
+        """Of a push-back: its request left before the last round of them was heard of."""
+        return dispatched_at_s < self._pushed_at_s
 
     def _cut(self, in_flight: int, now_s: float) -> None:
         # The push-back came at this load, whatever the limit was before anything was learned.

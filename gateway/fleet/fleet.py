@@ -60,8 +60,8 @@ class Fleet:
         self._wall_clock = wall_clock
         self._price_rows = price_rows
         self._new_id = new_id
-        # Spreads reopening times; no secret, and the same for the same id in a simulation.
-        self._rng: Rng = rng if rng is not None else random.Random(new_id())  # noqa: S311
+        # Spreads reopening times, the same way for the same id in a simulation.
+        self._rng: Rng = rng if rng is not None else random.Random(new_id())  # noqa: S311 - jitter, not a secret
         self._by_id: dict[str, LiveEndpoint] = {}
         self._by_key: dict[str, LiveEndpoint] = {}
         self._retired: OrderedDict[str, LiveEndpoint] = OrderedDict()

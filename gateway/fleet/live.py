@@ -85,6 +85,7 @@ class LiveEndpoint:
             cached_tokens=cached,
             is_last_used=is_last,
             is_home=is_home,
+            is_cooling=state == "open" and self.breaker.is_closed,
         )
         if is_calm:
             self.calm_view = built
@@ -120,15 +121,21 @@ class LiveEndpoint:
     ) -> tuple[Sample, list[tuple[str, int]], str]:
         """Take in one attempt: (sample, change points, breaker "opened" | "closed" | "")."""
         sample, residual, alarms = self.estimator.observe(outcome, now_s)
-        news = self._judge(sample, outcome, now_s)
         failure = sample.failure
-        if failure is not None and FAILURES[failure].counts_as_capacity:
+        is_push_back = failure is not None and FAILURES[failure].counts_as_capacity
+        if is_push_back and self.capacity.is_old_news(outcome.dispatched_at_s):
+            # Of one burst that was too much for it, only the first refusal is a failure.
+            self.breaker.release(outcome.dispatched_at_s)
+            news = ""
+        else:
+            news = self._judge(sample, outcome, now_s)
+        if is_push_back:
             self.num_rate_limited.add(now_s)
             self.capacity.pushed_back(
                 self.in_flight, outcome.dispatched_at_s, outcome.retry_after_s, now_s
             )
         elif failure is None:
-            self.capacity.succeeded(self.in_flight, residual, now_s)
+            self.capacity.succeeded(self.in_flight, residual, now_s, outcome.dispatched_at_s)
         if news == "closed":
             self.capacity.restart()
         return sample, alarms, news

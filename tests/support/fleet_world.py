@@ -10,6 +10,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.wire.pieces import Dialect, Surface
 from gateway.wire.usage import Usage
 
+IDS = ("a/m", "b/m", "c/m")
 PRICE = PriceRow(source="policy", input=100_000, output=400_000)
 
 
@@ -170,3 +171,21 @@ def failed(
     }
     fields.update(changes)
     return AttemptOutcome(**fields)  # type: ignore[arg-type]
+
+
+def world(*ids: str) -> tuple[Clock, Fleet]:
+    clock = Clock()
+    return clock, make_fleet(*(ids or IDS), clock=clock)
+
+
+def serve(fleet: Fleet, clock: Clock, endpoint_id: str, num: int = 1, **changes: object) -> None:
+    for _ in range(num):
+        clock.advance(1.0)
+        fleet.started(endpoint_id)
+        fleet.observe(streamed(clock(), endpoint_id=endpoint_id, **changes))  # type: ignore[arg-type]
+
+
+def fail(fleet: Fleet, clock: Clock, endpoint_id: str, failure: str, **changes: object) -> None:
+    clock.advance(0.2)
+    fleet.started(endpoint_id)
+    fleet.observe(failed(clock(), failure, endpoint_id=endpoint_id, **changes))  # type: ignore[arg-type]

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
-from gateway.fleet.estimator import EndpointEstimator
 from gateway.stats.timeline import NoRate
 from gateway.wire.usage import Usage
+from tests.support.estimator_world import World
 from tests.support.fleet_world import failed, streamed, whole
-
-
-class World:
-    """An endpoint of given true speed, measured once a second."""
-
-    def __init__(self, seed: int = 1) -> None:
-        self.now_s = 1_000.0
-        self.rng = random.Random(seed)
-        self.estimator = EndpointEstimator(self.now_s)
-
-    def streams(
-        self, num: int, *, rate: float = 100.0, base_s: float = 0.3, prefill: float = 4_000.0,
-        gap_s: float = 1.0, **changes: object,
-    ) -> list[tuple[str, int]]:  # fmt: skip
-        alarms: list[tuple[str, int]] = []
-        for _ in range(num):
-            self.now_s += gap_s
-            prompt = int(self.rng.lognormvariate(6.9, 1.0))
-            outcome = streamed(
-                self.now_s,
-                ttft_s=(base_s + prompt / prefill) * self.rng.lognormvariate(0.0, 0.4),
-                rate=rate * self.rng.lognormvariate(0.0, 0.2),
-                prompt=prompt,
-                **changes,  # type: ignore[arg-type]
-            )
-            alarms += self.estimator.observe(outcome, self.now_s)[2]
-        return alarms
-
-    @property
-    def rate(self) -> float:
-        return math.exp(self.estimator.stats("e", self.now_s).rate_mu)
-
-    def ttft(self, prompt: float = 1_000.0) -> float:
-        return self.estimator.ttft_at(prompt, self.now_s)
 
 
 def test_untried_endpoint_is_believed_average_not_instant() -> None:
@@ -302,106 +267,6 @@ def test_time_lost_by_a_failure_is_learned() -> None:
         )
 
     assert world.estimator.stats("e", world.now_s).failure_lost_s == pytest.approx(15.0, rel=0.07)
-
-
-def test_first_token_timeout_is_three_times_p99_for_this_prompt() -> None:
-    world = World()
-    world.streams(300, base_s=3.0, prefill=1_000.0)
-    p99_s = world.estimator.histograms["ttft_base"].quantile(0.99) or 0.0
-    short_s = world.estimator.first_token_timeout_s(0.0, world.now_s)
-
-    assert short_s == pytest.approx(3.0 * p99_s, rel=0.02)
-    assert world.estimator.first_token_timeout_s(4_000.0, world.now_s) > 1.8 * short_s
-    assert world.estimator.first_token_timeout_s(1e6, world.now_s) == 120.0
-
-
-def test_fast_endpoint_still_gets_ten_seconds() -> None:
-    world = World()
-    world.streams(100)
-
-    assert world.estimator.first_token_timeout_s(1_000.0, world.now_s) == 10.0
-
-
-def test_cold_endpoint_is_given_time_and_more_after_each_timeout() -> None:
-    world = World()
-    waits = []
-    for _ in range(4):
-        waits.append(world.estimator.first_token_timeout_s(100.0, world.now_s))
-        world.estimator.observe(failed(world.now_s, "timeout_first_token"), world.now_s)
-    assert waits == [30.0, 60.0, 120.0, 120.0]
-    world.streams(10)
-
-    assert world.estimator.first_token_timeout_s(100.0, world.now_s) == 10.0
-
-
-def test_reasoning_endpoint_is_not_cut_off_while_it_thinks() -> None:
-    world = World()
-    assert world.estimator.first_token_timeout_s(10.0, 0.0, wants_reasoning=True) == 120.0
-    world.streams(100, base_s=80.0, usage=Usage(input=500, output=200, reasoning=3_000))
-
-    assert world.estimator.first_token_timeout_s(500.0, world.now_s) == 300.0
-
-
-def test_timeout_of_a_whole_answer_grows_with_its_expected_length() -> None:
-    world = World()
-    for _ in range(100):
-        world.now_s += 1.0
-        tokens = world.rng.randint(20, 600)
-        world.estimator.observe(
-            whole(world.now_s, seconds=1.0 + tokens / 50.0, tokens=tokens), world.now_s
-        )
-
-    assert world.estimator.whole_timeout_s(50.0, world.now_s) == 10.0
-    assert 60.0 < world.estimator.whole_timeout_s(1_000.0, world.now_s) < 90.0
-    assert world.estimator.whole_timeout_s(100_000.0, world.now_s) == 600.0
-
-
-def test_characters_a_token_are_learned_and_give_speed_where_usage_is_missing() -> None:
-    world = World()
-    world.streams(200, visible_chars=500)
-    assert world.estimator.tokens.characters_per_token == pytest.approx(2.5, rel=0.02)
-    fresh = world.rate
-    world.streams(40, visible_chars=500, usage=None)
-
-    assert world.rate == pytest.approx(fresh, rel=0.08)
-
-
-def test_tokens_a_byte_reach_their_p99_only_after_enough_prompts() -> None:
-    world = World()
-    for idx in range(150):
-        dense = idx % 20 == 0
-        world.estimator.observe(
-            streamed(world.now_s, prompt=900 if dense else 250, text_bytes=1_000), world.now_s
-        )
-        if idx == 50:
-            assert world.estimator.tokens.per_byte_p99() == pytest.approx(0.9, rel=0.03)
-    assert world.estimator.tokens.per_byte_p99() == pytest.approx(0.9, rel=0.03)
-
-    plain = World()
-    plain.estimator.observe(streamed(plain.now_s, prompt=100, text_bytes=1_000), plain.now_s)
-    assert plain.estimator.tokens.per_byte_p99() == 0.5
-
-
-def test_images_do_not_count_as_tokens_of_text() -> None:
-    world = World()
-    world.estimator.observe(
-        streamed(world.now_s, prompt=9_000, text_bytes=300, num_images=2), world.now_s
-    )
-
-    assert world.estimator.tokens.per_byte_p99() == 0.5
-
-
-def test_hidden_reasoning_and_billed_failures_are_waste() -> None:
-    world = World()
-    world.streams(50)
-    assert world.estimator.tokens.waste == pytest.approx(1.0, abs=0.01)
-    world.streams(300, usage=Usage(input=0, output=200, reasoning=200))
-    assert world.estimator.tokens.waste > 1.5
-
-    broken = World()
-    broken.streams(50)
-    broken.streams(50, failure="stream_broken")
-    assert broken.estimator.tokens.waste > 1.5
 
 
 def test_peers_median_is_where_an_unmeasured_endpoint_starts() -> None:

@@ -1,41 +1,27 @@
-"""The fleet as its users see it: views, outcomes, policy changes, restarts."""
+"""The fleet as its users see it: snapshots, live state, credits, events, the status page."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 
 import pytest
 
 from gateway.core import Endpoint, FleetView, PriceRow
-from gateway.fleet.fleet import EVENTS_MAX, Fleet
-from gateway.wire.usage import Usage
-from tests.support.fleet_world import PRICE, Clock, endpoint, facts, failed, make_fleet, whole
+from gateway.fleet.fleet import EVENTS_MAX
+from tests.support.fleet_world import (
+    IDS,
+    PRICE,
+    Clock,
+    facts,
+    fail,
+    failed,
+    make_fleet,
+    serve,
+    whole,
+    world,
+)
 from tests.support.fleet_world import streamed as stream
-
-IDS = ("a/m", "b/m", "c/m")
-
-
-def world(*ids: str) -> tuple[Clock, Fleet]:
-    clock = Clock()
-    return clock, make_fleet(*(ids or IDS), clock=clock)
-
-
-def serve(fleet: Fleet, clock: Clock, endpoint_id: str, num: int = 1, **changes: object) -> None:
-    for _ in range(num):
-        clock.advance(1.0)
-        fleet.started(endpoint_id)
-        fleet.observe(stream(clock(), endpoint_id=endpoint_id, **changes))  # type: ignore[arg-type]
-
-
-def fail(fleet: Fleet, clock: Clock, endpoint_id: str, failure: str, **changes: object) -> None:
-    clock.advance(0.2)
-    fleet.started(endpoint_id)
-    fleet.observe(failed(clock(), failure, endpoint_id=endpoint_id, **changes))  # type: ignore[arg-type]
-
-
-# Snapshots
 
 
 def test_snapshot_is_rebuilt_at_most_once_a_second_and_shared_between_views() -> None:
@@ -94,9 +80,6 @@ def test_endpoint_is_not_its_own_peer() -> None:
     expected = math.exp((5.0 * math.log(100.0) + 3.0 * slow) / 8.0)
 
     assert math.exp(fleet.snapshot().stats["a/m"].rate_mu) == pytest.approx(expected, rel=0.05)
-
-
-# Live state
 
 
 def test_in_flight_is_of_this_instant_and_never_negative() -> None:
@@ -201,94 +184,6 @@ def test_endpoints_own_account_of_its_load_shows_in_the_next_view() -> None:
     assert fleet.view(facts(), IDS).live["a/m"].capacity == 1.0
 
 
-# Affinity
-
-
-def test_prefix_returns_to_the_endpoint_that_has_it_cached() -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "b/m", affinity_key="ab" * 32, prompt=3_000)
-    live = fleet.view(facts(affinity_key="ab" * 32, prompt_tokens=2_500), IDS).live
-
-    assert live["b/m"].is_last_used
-    assert live["b/m"].cached_tokens == 2_500
-    assert not any(live[other].is_last_used or live[other].is_home for other in ("a/m", "c/m"))
-    clock.advance(601.0)
-    assert not fleet.view(facts(affinity_key="ab" * 32), IDS).live["b/m"].is_last_used
-
-
-def test_session_goes_before_prefix() -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "a/m", session_key="s", prompt=5_000)
-    serve(fleet, clock, "b/m", affinity_key="ab" * 32, prompt=1_000)
-    live = fleet.view(facts(affinity_key="ab" * 32, session_key="s", prompt_tokens=9_000), IDS).live
-
-    assert live["a/m"].is_last_used
-    assert (live["a/m"].cached_tokens, live["b/m"].cached_tokens) == (5_000, 1_000)
-
-
-def test_new_prefix_gets_one_home_that_is_not_called_used() -> None:
-    _, fleet = world()
-    live = fleet.view(facts(affinity_key="cd" * 32), IDS).live
-
-    assert sum(one.is_home for one in live.values()) == 1
-    assert not any(one.is_last_used for one in live.values())
-
-
-def test_home_is_never_an_open_endpoint() -> None:
-    clock, fleet = world()
-    key = "cd" * 32
-    first = next(
-        name for name, one in fleet.view(facts(affinity_key=key), IDS).live.items() if one.is_home
-    )
-    for _ in range(3):
-        fail(fleet, clock, first, "connect")
-    live = fleet.view(facts(affinity_key=key), IDS).live
-
-    assert [name for name, one in live.items() if one.is_home] != [first]
-    assert sum(one.is_home for one in live.values()) == 1
-
-
-def test_hot_prefix_spreads_when_its_endpoint_holds_more_than_its_share() -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "b/m", affinity_key="ab" * 32)
-    for _ in range(4):
-        fleet.started("b/m")
-    live = fleet.view(facts(affinity_key="ab" * 32), IDS).live
-
-    assert not live["b/m"].is_last_used
-    assert live["b/m"].cached_tokens > 0  # still true, and in the score
-    assert live["a/m"].is_home or live["c/m"].is_home
-
-
-def test_endpoint_that_caches_nothing_loses_its_claim() -> None:
-    clock, fleet = world()
-    for _ in range(40):
-        serve(fleet, clock, "b/m", affinity_key="ab" * 32, usage=Usage(input=3_000, output=200))
-    live = fleet.view(facts(affinity_key="ab" * 32, prompt_tokens=3_000), IDS).live
-
-    assert live["b/m"].cached_tokens < 300
-
-
-def test_reported_cache_hit_says_how_long_the_shared_prefix_is() -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "b/m", affinity_key="ab" * 32, usage=Usage(input=8_000, output=200))
-    hit = Usage(input=1_000, cached_read=1_024, output=200)
-    serve(fleet, clock, "b/m", 30, affinity_key="ab" * 32, usage=hit)
-    live = fleet.view(facts(affinity_key="ab" * 32, prompt_tokens=6_000), IDS).live
-
-    assert 800 <= live["b/m"].cached_tokens <= 1_024
-
-
-def test_failed_attempt_leaves_no_trace_of_a_prefix() -> None:
-    clock, fleet = world()
-    fail(fleet, clock, "b/m", "connect", affinity_key="ab" * 32)
-
-    assert not fleet.view(facts(affinity_key="ab" * 32), IDS).live["b/m"].is_last_used
-
-
-# Lengths, credits, probes
-
-
 def test_expected_length_is_that_of_key_model_and_tools() -> None:
     clock, fleet = world()
     serve(fleet, clock, "a/m", 60, tokens=40, has_tools=True)
@@ -338,76 +233,6 @@ def test_timeouts_follow_the_kind_of_answer() -> None:
     assert fleet.ttft_timeout_s("no/such", facts()) == 120.0
 
 
-# Policy changes
-
-
-def test_state_survives_a_policy_change_by_provider_address_and_model() -> None:
-    clock, fleet = world("a/m")
-    serve(fleet, clock, "a/m", 100, rate=200.0)
-    same = endpoint("a/m", id="renamed/m")
-    other_address = endpoint("a/m", base_url="https://elsewhere.example/v1")
-    fleet.replace_endpoints([same, other_address])
-    stats = fleet.snapshot().stats
-
-    assert math.exp(stats["renamed/m"].rate_mu) == pytest.approx(200.0, rel=0.1)
-    assert stats["a/m"].rate_n == 3.0  # a peer's speed to begin with, no sample of its own
-    assert stats["a/m"].num_samples == 0
-
-
-def test_endpoint_that_comes_back_finds_its_beliefs() -> None:
-    clock, fleet = world("a/m", "b/m")
-    serve(fleet, clock, "a/m", 100, rate=200.0)
-    fleet.replace_endpoints([endpoint("b/m")])
-    assert "a/m" not in fleet.snapshot().stats
-    fleet.replace_endpoints([endpoint("a/m"), endpoint("b/m")])
-
-    assert math.exp(fleet.snapshot().stats["a/m"].rate_mu) == pytest.approx(200.0, rel=0.1)
-
-
-def test_attempts_under_way_end_where_they_began() -> None:
-    clock, fleet = world("a/m")
-    clock.advance(100.0)
-    fleet.started("a/m")
-    outcome = stream(clock() + 5.0, endpoint_id="a/m", ttft_s=2.5, rate=80.0)
-    outcome.dispatched_at_s = clock()
-    clock.advance(1.0)
-    fleet.replace_endpoints([endpoint("a/m", base_url="https://new.example/v1")])
-    assert fleet.view(facts(), ("a/m",)).live["a/m"].in_flight == 0
-    fleet.started("a/m")
-    clock.advance(4.0)
-    fleet.observe(outcome)
-    assert fleet.view(facts(), ("a/m",)).live["a/m"].in_flight == 1
-    fleet.replace_endpoints([endpoint("a/m")])
-
-    assert fleet.view(facts(), ("a/m",)).live["a/m"].in_flight == 0
-    assert fleet.snapshot().stats["a/m"].num_samples == 1
-
-
-def test_one_address_listed_twice_keeps_two_states() -> None:
-    clock = Clock()
-    fleet = make_fleet("a/m", clock=clock)
-    flex = endpoint("a/m", id="a/m-flex", tier="flex")
-    fleet.replace_endpoints([endpoint("a/m"), flex])
-    serve(fleet, clock, "a/m-flex", 50, rate=20.0)
-    clock.advance(1.0)
-    stats = fleet.snapshot().stats
-
-    assert stats["a/m"].num_samples == 0
-    assert stats["a/m-flex"].num_samples == 50
-
-
-def test_outcome_of_an_unknown_endpoint_is_ignored() -> None:
-    clock, fleet = world()
-    fleet.started("no/such")
-    fleet.observe(stream(clock(), endpoint_id="no/such"))
-
-    assert fleet.may_probe("no/such")
-    assert set(fleet.view(facts(), IDS).live) == set(IDS)
-
-
-# Events
-
-
 def test_change_of_speed_is_written_once_with_its_direction() -> None:
     clock, fleet = world()
     serve(fleet, clock, "a/m", 100, rate=100.0)
@@ -430,79 +255,6 @@ def test_events_nobody_reads_are_bounded() -> None:
         fleet.may_probe("a/m")
 
     assert len(fleet.events()) == EVENTS_MAX
-
-
-# Restart
-
-
-def restarted(fleet: Fleet, clock: Clock, away_s: float) -> tuple[Fleet, Clock, bool]:
-    exported = json.loads(json.dumps(fleet.export_state()))
-    # Another process: its monotonic clock begins elsewhere, the wall clock goes on.
-    later = Clock(now_s=7.0)
-    wall_s = clock.wall() + away_s
-    later.wall = lambda: later.now_s - 7.0 + wall_s  # type: ignore[method-assign]
-    fresh = make_fleet(*IDS, clock=later)
-    return fresh, later, fresh.import_state(exported)
-
-
-def test_restart_keeps_beliefs_aged_by_the_time_away() -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "a/m", 200, rate=200.0, ttft_s=1.5, visible_chars=500)
-    clock.advance(1.0)
-    before = fleet.snapshot().stats["a/m"]
-    fresh, _, is_taken = restarted(fleet, clock, 60.0)
-    after = fresh.snapshot().stats["a/m"]
-
-    assert is_taken
-    assert after.rate_n - 3.0 == pytest.approx((before.rate_n - 3.0) / 2.0, rel=0.02)
-    assert after.rate_mu == pytest.approx(before.rate_mu, abs=0.05)
-    assert after.ttft_mu == pytest.approx(before.ttft_mu, abs=0.05)
-    assert after.ttft_p50_p75_p90_p99_s == before.ttft_p50_p75_p90_p99_s
-    assert after.characters_per_token == before.characters_per_token
-    assert after.num_samples == before.num_samples
-    assert after.sample_age_s == pytest.approx(61.0)
-    expected = fresh.view(facts(), IDS).output_tokens_expected
-    assert expected == pytest.approx(fleet.view(facts(), IDS).output_tokens_expected, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda state: state.update(version=999),
-        lambda state: state.pop("version"),
-        lambda state: state.update(endpoints="none"),
-        lambda state: state["endpoints"]["a|https://a.example/v1|m"].pop("rate"),
-        lambda state: state.update(at_unix_s=0.0),
-        lambda state: state.update(credits=math.nan),
-        lambda state: state["endpoints"]["a|https://a.example/v1|m"]["whole"].pop(),
-        lambda state: state.update(lengths={"chat": object()}),
-    ],
-)
-def test_state_that_cannot_be_used_is_dropped_whole(
-    damage: Callable[[dict[str, object]], object],
-) -> None:
-    clock, fleet = world()
-    serve(fleet, clock, "a/m", 50, rate=200.0)
-    exported = json.loads(json.dumps(fleet.export_state()))
-    damage(exported)
-    fresh = make_fleet(*IDS, clock=clock)
-
-    assert fresh.import_state(exported) is False
-    assert fresh.snapshot().stats["a/m"].num_samples == 0
-
-
-def test_breakers_and_in_flight_counts_start_afresh() -> None:
-    clock, fleet = world()
-    for _ in range(3):
-        fail(fleet, clock, "a/m", "connect")
-    fleet.started("a/m")
-    fresh, _, _ = restarted(fleet, clock, 1.0)
-    live = fresh.view(facts(), IDS).live["a/m"]
-
-    assert (live.breaker, live.in_flight) == ("closed", 0)
-
-
-# The status page
 
 
 def test_every_shown_estimate_carries_n_and_an_interval() -> None:
