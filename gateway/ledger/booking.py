@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import dollars
+from gateway.ledger.bulk import KEY, insert_rows, update_rows
 from gateway.ledger.grants import change_window, lock_holder
 from gateway.ledger.journal import Position
 from gateway.ledger.records import Dropped, Ended, LedgerAlert, Progress, Record, Sent
@@ -205,9 +206,9 @@ def _book_attempt(
             if lease_id in lease_rows:
                 books.links.append({"attempt_id": attempt_id, "lease_id": lease_id})
     elif end is not None:
-        books.ends.append({"b_attempt_id": attempt_id, **_end_values(end, change.is_released)})
+        books.ends.append({KEY: attempt_id, **_end_values(end, change.is_released)})
     elif change.progress is not None:
-        books.progress.append({"b_attempt_id": attempt_id, **_token_values(change.progress)})
+        books.progress.append({KEY: attempt_id, **_token_values(change.progress)})
 
 
 def _payable(books: _Books, end: Ended, lease_rows: dict[str, sa.Row[Any]]) -> Ended:
@@ -334,16 +335,11 @@ def _token_values(usage: Usage) -> dict[str, int]:
 async def _write(
     connection: AsyncConnection, books: _Books, lease_rows: dict[str, sa.Row[Any]]
 ) -> None:
-    if books.inserts:
-        await connection.execute(sa.insert(attempts), books.inserts)
-    if books.links:
-        await connection.execute(sa.insert(attempt_leases), books.links)
-    its = attempts.c.attempt_id == sa.bindparam("b_attempt_id")
-    for rows in (books.ends, books.progress):
-        if rows:
-            await connection.execute(sa.update(attempts).where(its), rows)
-    if books.entries:
-        await connection.execute(sa.insert(entries), books.entries)
+    await insert_rows(connection, attempts, books.inserts)
+    await insert_rows(connection, attempt_leases, books.links)
+    await update_rows(connection, attempts, attempts.c.attempt_id, books.ends)
+    await update_rows(connection, attempts, attempts.c.attempt_id, books.progress)
+    await insert_rows(connection, entries, books.entries)
     windows: dict[tuple[str, int], dict[str, int]] = {}
     for lease_id, nanos in books.lease_spent.items():
         row = lease_rows[lease_id]

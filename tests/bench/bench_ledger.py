@@ -45,8 +45,9 @@ async def measure(num_pairs: int, num_budgets: int, home: Path) -> float:
     caller = Caller(tenant_id="t", team_id="m", key_id="k", budget_ids=ids)
     usage = Usage(input=500, output=100)
     settlement = Settlement(usage=usage, cost_nanos=300_000, price=ROWS[0], finish="stop")
-    took: list[float] = []
+    medians: list[float] = []
     for round_no in range(ROUNDS):
+        took: list[float] = []
         for i in range(num_pairs // ROUNDS):
             request = HoldRequest(
                 attempt_id=f"att-{num_budgets}-{round_no}-{i:012d}", request_id=f"req-{i:012d}",
@@ -59,9 +60,10 @@ async def measure(num_pairs: int, num_budgets: int, home: Path) -> float:
             took.append(time.perf_counter() - begun)
             if i % 200 == 199:
                 await ledger.flush()
+        medians.append(statistics.median(took))
     await ledger.close()
     await store.close()
-    return statistics.median(took) * 1e6
+    return min(medians) * 1e6
 
 
 async def main() -> None:
@@ -69,7 +71,7 @@ async def main() -> None:
     for num_budgets in (0, 1, 3):
         with tempfile.TemporaryDirectory() as directory:
             us = await measure(num_pairs, num_budgets, Path(directory))
-        print(f"{num_budgets} budgets: {us:6.1f} us a reserve + settle (median of {num_pairs})")
+        print(f"{num_budgets} budgets: {us:6.1f} us a reserve + settle (best of {ROUNDS} medians)")
 
 
 if __name__ == "__main__":
