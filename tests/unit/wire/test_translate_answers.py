@@ -9,6 +9,8 @@ import pytest
 
 from gateway.wire.pieces import Surface
 from gateway.wire.translate import CannotTranslate, count_tokens_answer, translate_answer
+from gateway.wire.translate.endings import chat_usage, messages_usage
+from gateway.wire.usage import Usage
 from tests.support import sdk_types
 
 
@@ -258,6 +260,13 @@ def test_halves_of_an_emoji_survive_a_plain_answer() -> None:
     assert b'"content":"\\ud83d"' in translate_answer(
         body, Surface.MESSAGES, Surface.CHAT, model="p"
     )
+
+
+def test_both_cache_lifetimes_count_as_written() -> None:
+    usage = Usage(input=1, cache_write_5m=2, cache_write_1h=3, output=4)
+
+    assert messages_usage(usage)["cache_creation_input_tokens"] == 5
+    assert chat_usage(usage)["prompt_tokens"] == 6
 
 
 def test_count_tokens_answer() -> None:

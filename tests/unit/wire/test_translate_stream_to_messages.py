@@ -419,6 +419,17 @@ def test_what_has_to_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert writer.finish(None) == b""
 
 
+def test_what_was_written_no_longer_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_to_messages, "WAITING_CHARS_MAX", 100)
+    writer = MessagesFromChat(include_usage=False)
+    for place in range(30):
+        writer.write(piece(chunk({"reasoning_content": "y" * 10}), PieceKind.GENERATED))
+        call = fragment(place, '{"a":"' + "x" * 60 + '"}', call_id=f"c{place}", name="f")
+        writer.write(piece(tools(call), PieceKind.GENERATED))
+
+    assert writer.failed is None
+
+
 def test_blocks_of_one_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_to_messages, "BLOCKS_MAX", 3)
     writer = MessagesFromChat(include_usage=False)
