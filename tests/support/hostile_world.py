@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.ears import Heard, hear
 from tests.support.gateway_process import RunningGateway, looprouter, running_gateway
@@ -154,6 +155,7 @@ class HostileWorld:
     gateway: RunningGateway
     provider: HostileProvider
     client: httpx.Client
+    num_models: int
     owed: dict[str, int] = field(default_factory=dict)  # endpoint → nano-dollars it must show
     billed: dict[str, int] = field(default_factory=dict)  # of that, the client's
     _names: dict[str, Iterator[str]] = field(default_factory=dict)
@@ -161,7 +163,9 @@ class HostileWorld:
     def model(self, family: str | Talk) -> str:
         """A public model that no other test uses; its endpoints are `a/NAME` and `b/NAME`."""
         key = family if isinstance(family, str) else family.family
-        return next(self._names.setdefault(key, names(key)))
+        name = next(self._names.setdefault(key, names(key)))
+        assert int(name.removeprefix(key)) < self.num_models, "raise num_models of this file"
+        return name
 
     def ask(
         self,
@@ -302,9 +306,18 @@ def _difference(got: dict[str, int], want: dict[str, int]) -> str:
 
 @contextlib.contextmanager
 def hostile_world(
-    home: Path, more: str = "", *, endpoint: str = "", num_models: int = NUM_MODELS
+    home: Path,
+    session: pytest.Session,
+    more: str = "",
+    *,
+    endpoint: str = "",
+    num_models: int = NUM_MODELS,
 ) -> Iterator[HostileWorld]:
-    """`more`: further sections of the policy; `endpoint`: further members of every endpoint."""
+    """`more`: further sections of the policy; `endpoint`: further members of every endpoint.
+
+    Ends with the ledger's own report, compared with every bill that the tests worked out.
+    """
+    num_failed = session.testsfailed
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(TLS_FOLDER / "provider.pem")
     tls.set_alpn_protocols(["h2", "http/1.1"])
@@ -317,7 +330,11 @@ def hostile_world(
             running_gateway(policy, home, environ=environ) as gateway,
             httpx.Client(base_url=gateway.base_url, timeout=WAIT_S, trust_env=False) as client,
         ):
-            yield HostileWorld(gateway, provider, client)
+            world = HostileWorld(gateway, provider, client, num_models)
+            yield world
+            if session.testsfailed == num_failed:  # a failed test may not have booked its bill
+                world.check_books()
     finally:
         provider.stop()
-    assert not provider.failures, provider.failures
+    if session.testsfailed == num_failed:
+        assert not provider.failures, provider.failures
