@@ -182,7 +182,7 @@ class _Run:
                     break
                 event = await self._mailbox.next(deadline - clock())
                 actions = machine.handle(event if event is not None else Tick(), clock())
-                self._account(event)
+                self._account(event, actions)
         finally:
             watcher.cancel()
             for exchange in self._exchanges:
@@ -202,9 +202,14 @@ class _Run:
             self._exchanges[-1].abort()
         self._mailbox.post(ClientGone(), is_urgent=True)
 
-    def _account(self, event: Event | None) -> None:
-        """Close the books of an attempt that ended by itself (after the machine judged it)."""
-        if isinstance(event, Failed | Skipped):
+    def _account(self, event: Event | None, actions: Sequence[Action]) -> None:
+        """Close the books of an attempt that ended by itself (after the machine judged it).
+
+        One that failed after its finish reason is whole: `_finish_stream` books it as such.
+        """
+        if isinstance(event, Failed | Skipped) and not any(
+            isinstance(action, Finish) for action in actions
+        ):
             exchange = self._exchanges[event.attempt - 1]
             if not exchange.is_closed:
                 exchange.close_books()
