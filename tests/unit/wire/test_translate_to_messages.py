@@ -101,6 +101,13 @@ def test_image_that_the_dialect_cannot_say_is_refused_by_place(url: str) -> None
     )
 
 
+def test_common_misnomer_of_jpeg_is_mended() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/jpg;base64,AA=="}}
+    body, _ = chat(messages=[{"role": "user", "content": [part]}])
+
+    assert body["messages"][0]["content"][0]["source"]["media_type"] == "image/jpeg"
+
+
 def test_pdf_file_becomes_document() -> None:
     file = {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERg=="}
     body, _ = chat(messages=[{"role": "user", "content": [{"type": "file", "file": file}]}])
