@@ -16,6 +16,7 @@ from gateway.wire.usage import Usage
 
 NANOS_PER_DOLLAR = 1_000_000_000
 PICOS_PER_NANO = 1_000
+BUDGET_PERIODS = ("day", "month", "total")
 
 
 def dollars(nanos: int) -> str:
@@ -212,6 +213,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cached_tokens: int = 0  # expected for this request from the affinity record
     is_last_used: bool = False  # served this session or prefix last
     is_home: bool = False  # rendezvous home of this prefix, within its bounded load
+    is_cooling: bool = False  # shut only because it asked for a pause (Retry-After)
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):

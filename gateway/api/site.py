@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import msgspec
 from litestar import MediaType, Request, Response, get
 from litestar.types import ControllerRouterHandler
@@ -32,11 +32,6 @@ _PAGE_HEADERS = {
 def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
     """The handlers, closed over the gateway."""
     spend = SpendCache()
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
 
     @get("/healthz", media_type=MediaType.TEXT)
     async def healthz() -> str:
@@ -65,7 +60,9 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         if refusal is not None:
             return refusal
         summary = await status_summary(gateway, spend, __version__)
-        html = pages.get_template("status.html").render(status=summary, version=__version__)
+        html = (
+            page_templates().get_template("status.html").render(status=summary, version=__version__)
+        )
         return Response(html.encode(), media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
     @get("/status.json")
@@ -85,6 +82,18 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         return Response(body, media_type=media_type, headers={"x-content-type-options": "nosniff"})
 
     return [healthz, readyz, metrics, status_page, status_json, static]
+
+
+@cache
+def page_templates() -> Any:
+    """Built for the first page: a server that only routes needs no templates."""
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def refuse_stranger(request: Request[Any, Any, Any], gateway: Gateway) -> Response[bytes] | None:

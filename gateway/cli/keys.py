@@ -9,10 +9,9 @@ import msgspec
 import rich_click as click
 
 from gateway.cli.support import open_current_store, print_json, print_table, run
-from gateway.core import NANOS_PER_DOLLAR
+from gateway.core import BUDGET_PERIODS, NANOS_PER_DOLLAR
 from gateway.keys.wanted import Budget, NewKey, nanos_of_dollars
 from gateway.settings import Settings
-from gateway.store.ledger_tables import PERIODS
 
 DAYS_MAX = 3_650
 
@@ -32,7 +31,9 @@ def keys() -> None:
 @click.option("--tpm", type=int, help="Tokens a minute.")
 @click.option("--concurrency", type=int, help="Requests at once.")
 @click.option("--budget-usd", help="Dollars it may spend in each period.")
-@click.option("--budget-period", type=click.Choice(PERIODS), default="total", show_default=True)
+@click.option(
+    "--budget-period", type=click.Choice(BUDGET_PERIODS), default="total", show_default=True
+)
 @click.option("--expires-days", type=click.IntRange(1, DAYS_MAX))
 @click.option("--no-explore", is_flag=True, help="Never spend its requests on exploration.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

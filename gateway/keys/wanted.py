@@ -7,9 +7,8 @@ from decimal import Decimal, InvalidOperation
 
 import msgspec
 
-from gateway.core import NANOS_PER_DOLLAR
+from gateway.core import BUDGET_PERIODS, NANOS_PER_DOLLAR
 from gateway.errors import InvalidRequest
-from gateway.store.ledger_tables import PERIODS
 from gateway.wire.pieces import Surface
 
 DEFAULT_NAME = "default"
@@ -86,9 +85,10 @@ def check_key(wanted: NewKey, now: float) -> None:
 
 
 def check_budget(budget: Budget) -> None:
-    if budget.period not in PERIODS:
+    if budget.period not in BUDGET_PERIODS:
         raise InvalidRequest(
-            f"{budget.period!r} is no period; use {', '.join(PERIODS)}", param="budget_period"
+            f"{budget.period!r} is no period; use {', '.join(BUDGET_PERIODS)}",
+            param="budget_period",
         )
     if not 0 <= budget.limit_nanos <= BUDGET_NANOS_MAX:
         raise InvalidRequest(

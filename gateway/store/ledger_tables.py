@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from gateway.core import BUDGET_PERIODS
 from gateway.store.metadata import metadata
 
 SCOPE_KINDS = ("tenant", "team", "key")
-PERIODS = ("day", "month", "total")
 LEASE_STATES = ("open", "closed", "expired")
 ATTEMPT_STATES = ("sent", "settled", "released")
 
@@ -50,7 +50,7 @@ budgets = sa.Table(
     sa.Column("updated_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),  # set = no longer in force; rows are never deleted
     _one_of("scope_kind", SCOPE_KINDS),
-    _one_of("period", PERIODS),
+    _one_of("period", BUDGET_PERIODS),
     sa.CheckConstraint("limit_nanos >= 0", name="limit_not_negative"),
     sa.UniqueConstraint("tenant_id", "scope_kind", "scope_id", "period"),
 )

@@ -6,18 +6,19 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from gateway.errors import SetupError
 from gateway.store.engine import BEGIN_OPTION, make_engine, parse_url
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# Alembic is imported inside the functions that migrate: most starts find the schema current, and
+# Alembic with its templates and their syntax colours is a third of a second.
 
 LOCK_WAIT_S = 120
 STATEMENT_TIMEOUT_S = 3_600.0
@@ -46,8 +47,13 @@ def upgrade(url: str, *, home: Path | None = None, revision: str = "head") -> st
     Like `downgrade` and `current` it runs an event loop of its own: from inside a loop call it
     by `asyncio.to_thread`.
     """
+    newest = newest_revision()
+    if revision == "head" and asyncio.run(_is_at(url, home, newest)):
+        return newest
 
     def run(connection: Connection) -> str:
+        from alembic import command
+
         _refuse_unknown_revision(connection)
         command.upgrade(_config(connection), revision)
         return _current(connection) or ""
@@ -59,6 +65,8 @@ def downgrade(url: str, revision: str, *, home: Path | None = None) -> str | Non
     """Move the schema back to `revision` ("base" = empty); what newer tables hold is lost."""
 
     def run(connection: Connection) -> str | None:
+        from alembic import command
+
         _refuse_unknown_revision(connection)
         command.downgrade(_config(connection), revision)
         return _current(connection)
@@ -72,13 +80,36 @@ def current(url: str, *, home: Path | None = None) -> str | None:
 
 
 def head() -> str:
-    """The revision that this version of LoopRouter works with."""
+    """The revision that this version of LoopRouter works with, as Alembic finds it."""
+    from alembic.script import ScriptDirectory
+
     found = ScriptDirectory(str(script_location())).get_current_head()
     assert found is not None
     return found
 
 
+def newest_revision() -> str:
+    """The same by the files' names: each begins with its revision, and they sort in order."""
+    names = [path.name for path in (script_location() / "versions").glob("*_*.py")]
+    return max(names).partition("_")[0]
+
+
+async def _is_at(url: str, home: Path | None, revision: str) -> bool:
+    """Whether the database is at a revision; False also where that cannot be read."""
+    engine = make_engine(parse_url(url, home=home), pool_size=1)
+    try:
+        async with engine.connect() as connection:
+            found = await connection.execute(text("SELECT version_num FROM alembic_version"))
+            return list(found.scalars()) == [revision]
+    except (DBAPIError, OSError):
+        return False  # no such table yet; a database that is away is told by the migration
+    finally:
+        await engine.dispose()
+
+
 async def _with_connection(url: str, home: Path | None, run: Callable[[Connection], T]) -> T:
+    from alembic.util import CommandError
+
     engine = make_engine(
         parse_url(url, home=home), pool_size=1, statement_timeout_s=STATEMENT_TIMEOUT_S
     )
@@ -130,6 +161,8 @@ async def _check_foreign_keys(connection: Any) -> None:
 
 
 def _config(connection: Connection) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -138,10 +171,14 @@ def _config(connection: Connection) -> Config:
 
 
 def _current(connection: Connection) -> str | None:
+    from alembic.migration import MigrationContext
+
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def _refuse_unknown_revision(connection: Connection) -> None:
+    from alembic.script import ScriptDirectory
+
     found = _current(connection)
     known = {script.revision for script in ScriptDirectory(str(script_location())).walk_revisions()}
     if found is not None and found not in known:
@@ -165,6 +202,8 @@ def new_revision(url: str, message: str, *, revision: str) -> None:
     """Write a migration for the difference between tables.py and the database at `url`."""
 
     def run(connection: Connection) -> None:
+        from alembic import command
+
         command.revision(_config(connection), message, autogenerate=True, rev_id=revision)
 
     asyncio.run(_with_connection(url, None, run))
