@@ -203,13 +203,8 @@ class _Run:
         self._mailbox.post(ClientGone(), is_urgent=True)
 
     def _account(self, event: Event | None, actions: Sequence[Action]) -> None:
-        """Close the books of an attempt that ended by itself (after the machine judged it).
-
-        One that failed after its finish reason is whole: `_finish_stream` books it as such.
-        """
-        if isinstance(event, Failed | Skipped) and not any(
-            isinstance(action, Finish) for action in actions
-        ):
+        """Close the books of an attempt that ended by itself, unless it is whole: see Finish."""
+        if isinstance(event, Failed | Skipped) and not any(isinstance(a, Finish) for a in actions):
             exchange = self._exchanges[event.attempt - 1]
             if not exchange.is_closed:
                 exchange.close_books()
