@@ -7,7 +7,7 @@ running process applies, and an outage of SQL costs disk, not memory.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,8 +22,6 @@ from gateway.ledger.journal import (
 from gateway.ledger.options import LedgerOptions
 from gateway.ledger.records import LedgerAlert, Record
 from gateway.store.engine import Store
-
-logger = logging.getLogger("looprouter.ledger")
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 1.0
@@ -148,11 +146,9 @@ class Committer:
                 retry_s = min(RETRY_S_MAX, 2 * retry_s)
 
     async def _group(self) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.commit_interval_s):
                 await self._many.wait()
-        except TimeoutError:
-            pass
 
     async def commit_batch(self) -> bool:
         """Book the next records; False when SQL has all that was written when it was called."""
@@ -200,6 +196,8 @@ class Committer:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
+        with contextlib.suppress(JournalError):  # SQL may not have all of it yet
+            self.writer.sync()
         self.writer.close()
 
     def _report_damage(self) -> None:

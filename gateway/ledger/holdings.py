@@ -195,7 +195,7 @@ class Holdings:
             lease.used_at_s = now
             self._leases[lease.id] = lease
         lease.granted_nanos = grant.granted_nanos
-        lease.is_revoked = False
+        lease.is_revoked = grant.is_over
         if grant.slice_nanos:
             lease.slice_nanos = grant.slice_nanos
             lease.refuses_until_s = 0.0
@@ -229,19 +229,19 @@ class Holdings:
 
     async def reload(self) -> None:
         """Read the limits again: a raised budget refuses no more, a lowered one is obeyed now."""
-        known = dict(self._answers)
         async with self._sql_turn:
+            known = dict(self._answers)
             async with self._store.read() as connection:
                 found = await read_budgets(connection, {*known, *self._not_in_force})
             self._not_in_force = {each for each in self._not_in_force if each not in found}
-            to_return: list[Lease] = []
+            to_return = [lease for lease in self._leases.values() if lease.is_revoked]
             for budget_id, (grant, _) in known.items():
                 budget = found.get(budget_id)
                 if budget is not None and budget.limit_nanos == grant.budget.limit_nanos:
                     continue
                 lease = self._current.get(budget_id)
                 if budget is None:
-                    del self._answers[budget_id]
+                    self._answers.pop(budget_id, None)
                     self._not_in_force.add(budget_id)
                     if lease is not None:
                         self._revoke(lease)
@@ -249,7 +249,8 @@ class Holdings:
                     self._answers[budget_id] = (replace(grant, budget=budget), float("-inf"))
                 if lease is not None:
                     lease.refuses_until_s = 0.0
-                    to_return.append(lease)
+                    if lease not in to_return:
+                        to_return.append(lease)
             await self._give_back(to_return)
 
     async def return_all(self) -> None:

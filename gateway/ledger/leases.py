@@ -51,6 +51,11 @@ class Grant:
     def remaining_nanos(self) -> int:
         return max(0, self.budget.limit_nanos - self.spent_nanos - self.leased_nanos)
 
+    @property
+    def is_over(self) -> bool:
+        """The limit was lowered below what is leased: nobody may hold more, only give back."""
+        return self.spent_nanos + self.leased_nanos > self.budget.limit_nanos
+
 
 class Lease:
     """
@@ -84,7 +89,7 @@ class Lease:
         self.slice_nanos = 0  # the last slice granted
         self.used_at_s = 0.0
         self.refuses_until_s = 0.0  # no slice was left; not asked again before
-        self.is_revoked = False  # expired in SQL, or its budget ended: takes no new hold
+        self.is_revoked = False  # expired, ended, or over a lowered limit: takes no new hold
 
     @property
     def unused_nanos(self) -> int:

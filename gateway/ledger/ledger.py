@@ -47,6 +47,7 @@ from gateway.wire.usage import Usage
 logger = logging.getLogger("looprouter.ledger")
 
 STOP_WAIT_S = 5.0
+CLOSE_WAIT_S = 20.0
 
 
 def _log_alert(alert: LedgerAlert) -> None:
@@ -178,11 +179,12 @@ class Ledger:
         committer.stop()
         await self._end_tasks()
         try:
-            await committer.catch_up()
-            await self._holdings.return_all()
-            await committer.catch_up()  # what was settled meanwhile
-            if not self._open and committer.applied == committer.writer.position:
-                await self._end_holder()
+            async with asyncio.timeout(CLOSE_WAIT_S):
+                await committer.catch_up()
+                await self._holdings.return_all()
+                await committer.catch_up()  # what was settled meanwhile
+                if not self._open and committer.applied == committer.writer.position:
+                    await self._end_holder()
         except Exception as e:
             # SQL is away, or the disk is full: the next start does it from the journal.
             self._alert(LedgerAlert("close_incomplete", f"left for the next start to book: {e!r}"))
@@ -330,6 +332,7 @@ class Ledger:
     async def tend(self) -> None:
         """Heartbeat: renew leases, give back idle money, see to dead holders."""
         await self._holdings.tend()
+        await self._holdings.reload()  # should the change watcher have missed something
         await adopt_dead_journals(
             self._store,
             self._home.root,

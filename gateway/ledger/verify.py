@@ -212,7 +212,8 @@ def _window_problem(row: sa.Row[Any]) -> str:
     return (
         f"budget {row.budget_id}, window from {row.window_start}: "
         f"limit ${dollars(row.limit_nanos)}; spent ${dollars(row.spent_nanos)}, leased "
-        f"${dollars(row.leased_nanos)}, unattributed ${dollars(row.unattributed_nanos)}; its leases say ${dollars(int(row.spent))}, "
+        f"${dollars(row.leased_nanos)}, unattributed "
+        f"${dollars(row.unattributed_nanos)}; its leases say ${dollars(int(row.spent))}, "
         f"${dollars(int(row.leased))}, ${dollars(int(row.unclaimed))}"
     )
 

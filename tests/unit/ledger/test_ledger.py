@@ -601,3 +601,46 @@ async def test_records_over_many_files_are_booked_and_the_files_deleted(tmp_path
         assert len(list((tmp_path / "journal" / "one").glob("*.journal"))) == 1
         assert await verify(at.store, tmp_path / "journal") == []
         await ledger.close()
+
+
+async def test_processes_whose_clocks_differ_by_minutes_agree_by_database_time(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as at:
+        await add_budget(at.store, "b", DOLLAR, period="day")
+        early = at.ledger("early", clock=lambda: at.clock() - 300)
+        late = at.ledger("late", clock=lambda: at.clock() + 300)
+        await early.start()
+        await late.start()
+        running = await early.reserve(request_of("a1", 40 * CENT, "b"))
+        other = await late.reserve(request_of("a2", 40 * CENT, "b"))
+        at.clock.turn(29)
+        await late.tend()
+        await early.tend()
+        assert await lease_states(at.store) == ["open", "open"]
+
+        early.settle(running, cost_of(CENT))
+        late.settle(other, cost_of(CENT))
+        await early.flush()
+        await late.flush()
+        sent_at = {row.sent_at for row in (await attempt_rows(at.store)).values()}
+        assert len(sent_at) == 1
+        assert len(await windows(at.store)) == 1
+        await early.close()
+        await late.close()
+
+
+async def test_a_lowered_limit_is_obeyed_at_the_next_heartbeat_without_being_told(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as at:
+        await add_budget(at.store, "b", 10 * DOLLAR)
+        ledger = at.ledger()
+        await ledger.start()
+        ledger.release(await ledger.reserve(request_of("a1", DOLLAR, "b")), "done")
+        await set_limit(at.store, "b", 0)
+
+        await ledger.tend()
+        with pytest.raises(BudgetExhausted):
+            await ledger.reserve(request_of("a2", CENT, "b"))
+        await ledger.close()
