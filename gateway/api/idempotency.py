@@ -9,13 +9,15 @@ import hashlib
 import msgspec
 
 from gateway.api.exchange import Exchange, Headers
-from gateway.errors import ApiError
+from gateway.api.problems import error_answer
+from gateway.errors import ApiError, UpstreamFailed, UpstreamTimeout
 from gateway.pipeline import Gateway, Inbound, serve
 from gateway.store.idempotency import BODY_BYTES_MAX, StoredAnswer, claim, drop, finish
+from gateway.wire.pieces import SURFACE_DIALECT
 from gateway.wire.usage import Usage
 
 # Stored with the answer; ids and costs of the first request stay true for its replay.
-_KEPT_HEADERS = ("content-type", "x-looprouter-endpoint", "x-looprouter-cost")
+_KEPT_HEADERS = ("content-type", "x-looprouter-endpoint", "x-looprouter-cost", "x-should-retry")
 
 
 class CapturingClient:
@@ -35,6 +37,14 @@ class CapturingClient:
         self.status, self.headers = status, headers
         if any(value.startswith(b"text/event-stream") for _, value in headers):
             self.body = None
+
+    def keep_error(self, error: ApiError, inbound: Inbound) -> None:
+        """What the client is about to be told; attempts were made, so it is the outcome."""
+        status, headers, body, _ = error_answer(
+            error, SURFACE_DIALECT[inbound.surface], inbound.request_id
+        )
+        self._keep_head(status, headers)
+        self.body = bytearray(body)
 
     async def start(self, status: int, headers: Headers) -> None:
         self._keep_head(status, headers)
@@ -77,10 +87,11 @@ async def serve_once(gateway: Gateway, exchange: Exchange, inbound: Inbound, key
     try:
         await serve(gateway, dataclasses.replace(inbound, client=client))
     except ApiError as error:
-        if not exchange.is_started and error.status != 502:
+        if not isinstance(error, UpstreamFailed | UpstreamTimeout):
             # Refused before anything ran: the key may be used again once that is mended.
             await asyncio.shield(_drop(gateway, tenant_id, key, inbound.request_id))
         else:
+            client.keep_error(error, inbound)
             await asyncio.shield(_finish(gateway, inbound, key, client, None))
         raise
     except BaseException:

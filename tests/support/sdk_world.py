@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +16,12 @@ from typing import Any
 import httpx
 
 from gateway.cli.support import open_current_store
+from gateway.core import dollars_per_million
 from gateway.keys import service
 from gateway.keys.tenants import ensure_tenant
 from gateway.keys.wanted import Budget, NewKey
 from gateway.ledger.report import report
 from gateway.settings import Settings
-from gateway.simulator.demo import dollars_per_million
 from gateway.simulator.meter import InvoiceLine
 from gateway.simulator.profile import Fault, FaultMode, ProviderProfile, SimulatedPrice
 from tests.support.gateway_process import RunningGateway, looprouter, start_gateway
@@ -88,6 +89,7 @@ KEYS = {
     "scoped": NewKey(name="scoped", models=("gpt",), routes=("chat", "messages")),
     "limited": NewKey(name="limited", requests_per_minute=60, tokens_per_minute=100_000),
     "one-a-minute": NewKey(name="one-a-minute", requests_per_minute=1),
+    "one-at-a-time": NewKey(name="one-at-a-time", concurrency_max=1),
     "poor": NewKey(name="poor", budgets=(Budget(limit_nanos=1),)),
 }
 
@@ -153,10 +155,21 @@ class SdkWorld:
         assert float(headers["x-looprouter-overhead-ms"]) > 0
         return record
 
-    def num_served(self) -> int:
-        """Requests that reached the gateway's pipeline since it started."""
-        status = self.http.get(f"{self.gateway.base_url}/status.json").json()
-        return int(status["requests_total"])
+    def num_answered(self, surface: str) -> int:
+        """Requests to one surface that the gateway has answered, once none is running."""
+        wait_until(lambda: self._metric("gateway_requests_in_flight") == 0, "an idle gateway")
+        return int(self._metric(f'gateway_requests_total{{.*surface="{surface}".*}}'))
+
+    def _metric(self, pattern: str) -> float:
+        text = self.http.get(f"{self.gateway.base_url}/metrics").text
+        return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.M))
+
+    @contextmanager
+    def exactly_one_request(self, surface: str) -> Iterator[None]:
+        """Fails unless the gateway got one request within: an SDK that tried again sends more."""
+        before = self.num_answered(surface)
+        yield
+        assert self.num_answered(surface) == before + 1
 
     @staticmethod
     def provider_of(model: str) -> str:
