@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway.app.crash import kill_point
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
 from gateway.errors import PolicyError, SetupError
@@ -118,6 +119,7 @@ async def running_gateway(
             home=settings.home,
             clock=clock,
             alert=lambda alert: note_alert(metrics, alert.kind, alert.message),
+            at_point=kill_point(settings.environ),
         )
         await ledger.start()
         stack.push_async_callback(ledger.close)
