@@ -194,3 +194,50 @@ def revoke(key_id: str, tenant: str, as_json: bool) -> None:
         print_json(row)
     else:
         click.echo(f"Revoked {row['id']}")
+
+
+@keys.command()
+@click.argument("dollars")
+@click.option("--key", "key_id", help="Of this key; default: of the whole tenant.")
+@click.option("--team", help="Of this team, by id or name.")
+@click.option("--period", type=click.Choice(BUDGET_PERIODS), default="total", show_default=True)
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def budget(
+    dollars: str, key_id: str | None, team: str | None, period: str, tenant: str, *, as_json: bool
+) -> None:
+    """Set what a key, a team or the tenant may spend in each period; `none` lifts the limit.
+
+    A request must fit all three. A running server obeys within a second.
+    """
+    from gateway.keys import service
+    from gateway.keys.tenants import scope_of, tenant_id_of
+
+    if key_id is not None and team is not None:
+        raise click.UsageError("give --key or --team, not both; or neither, for the tenant")
+    settings = Settings.from_environment()
+    wanted = None
+    if dollars != "none":
+        wanted = Budget(limit_nanos=nanos_of_dollars(dollars), period=period)
+
+    async def main() -> tuple[str, str]:
+        async with open_current_store(settings) as store:
+            tenant_id = await tenant_id_of(store, tenant)
+            kind, scope_id = await scope_of(store, tenant_id, key=key_id, team=team)
+            if wanted is None:
+                await service.end_budget_of(
+                    store, tenant_id, kind, scope_id, period, now=time.time()
+                )
+            else:
+                await service.set_budget(
+                    store, tenant_id, wanted, scope_kind=kind, scope_id=scope_id, now=time.time()
+                )
+            return kind, scope_id
+
+    kind, scope_id = run(main())
+    limit_nanos = None if wanted is None else wanted.limit_nanos
+    if as_json:
+        print_json({"scope": kind, "id": scope_id, "period": period, "limit_nanos": limit_nanos})
+    else:
+        limit = "no limit" if wanted is None else f"${dollars}"
+        click.echo(f"{kind} {scope_id}: {limit} ({period})")

@@ -235,6 +235,17 @@ async def end_budget(
         )
 
 
+async def end_budget_of(
+    store: Store, tenant_id: str, scope_kind: str, scope_id: str, period: str, *, now: float
+) -> None:
+    """Take the budget of one scope and period out of force; NotFound when there is none."""
+    for row in await list_budgets(store, tenant_id):
+        if (row.scope_kind, row.scope_id, row.period) == (scope_kind, scope_id, period):
+            await end_budget(store, tenant_id, row.id, now=now)
+            return
+    raise NotFound(f"{scope_kind} {scope_id!r} has no {period} budget in force")
+
+
 async def _ensure_tenant(
     connection: AsyncConnection, name: str, *, now: float, new_id: NewId
 ) -> TenantRow:

@@ -35,3 +35,21 @@ async def ensure_tenant(store: Store, tenant: str, team: str, *, now: float) -> 
     if known is None:
         await create_team(store, tenant_id, team, now=now)
     return tenant_id
+
+
+async def scope_of(
+    store: Store, tenant_id: str, *, key: str | None, team: str | None
+) -> tuple[str, str]:
+    """What a budget is set on, as (kind, id): the key, else the team, else the tenant.
+
+    Raises NotFound for a team that is not there; a key is checked where the budget is set.
+    """
+    if key is not None:
+        return "key", key
+    if team is None:
+        return "tenant", tenant_id
+    async with store.read() as connection:
+        found = await tenancy.find_team(connection, tenant_id, team)
+    if found is None:
+        raise NotFound(f"there is no team {team[:60]!r} in this tenant")
+    return "team", found.id
