@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.app.policy_source import PolicySource
+from gateway.app.policy_source import PolicySource, StorePolicySource
 from gateway.fleet.events import FleetEvent
 from gateway.pipeline import Gateway
 from gateway.policy.load import Policy
@@ -26,6 +26,7 @@ log = structlog.get_logger()
 STATE_EVERY_S = 30.0
 EVENTS_EVERY_S = 1.0
 PURGE_EVERY_S = 60.0
+RETRY_S = 1.0
 REQUESTS_KEEP_S = 7 * 86_400.0
 FLEET_STATE_KEY = "fleet"
 
@@ -59,12 +60,15 @@ class Housekeeping:
             asyncio.create_task(watcher.run()),
             asyncio.create_task(gateway.recorder.run()),
             asyncio.create_task(gateway.limits.run()),
-            asyncio.create_task(self._source.follow(self._new_policy, self.reload)),
+            asyncio.create_task(self._follow_policy()),
             asyncio.create_task(self._every(STATE_EVERY_S, self._save_state)),
             asyncio.create_task(self._every(EVENTS_EVERY_S, self._note_events)),
             asyncio.create_task(self._every(PURGE_EVERY_S, self._purge)),
             asyncio.create_task(self._every(idempotency.RENEW_S, self._renew_claims)),
         ]
+
+        for task in self._tasks:
+            task.add_done_callback(_tell_of_end)
 
     async def stop(self) -> None:
         """End the tasks and keep the beliefs once more."""
@@ -85,6 +89,14 @@ class Housekeeping:
                 await work()
             except (SQLAlchemyError, OSError, TimeoutError) as error:
                 log.warning("housekeeping failed, will try again", error=error)
+
+    async def _follow_policy(self) -> None:
+        while True:
+            try:
+                await self._source.follow(self._new_policy, self.reload)
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                log.warning("policy not looked at, will try again", error=error)
+                await asyncio.sleep(RETRY_S)
 
     def _changed(self, topics: frozenset[str]) -> None:
         if KEYS in topics:
@@ -111,6 +123,8 @@ class Housekeeping:
     async def keep_policy(self, policy: Policy) -> None:
         """Keep the text of every version that was in force: requests name the one they used."""
         gateway = self._gateway
+        if isinstance(self._source, StorePolicySource):
+            return  # it is there; and who follows must not put an older version back in force
         try:
             async with gateway.store.begin() as connection:
                 await activate_policy(
@@ -154,6 +168,12 @@ class Housekeeping:
                 holder_id=gateway.ledger.holder_id,
                 now=await gateway.store.database_now(connection),
             )
+
+
+def _tell_of_end(task: asyncio.Task[None]) -> None:
+    """A background task runs until it is cancelled; any other end is our own bug."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a background task ended", error=error, exc_info=error)
 
 
 def as_audit(event: FleetEvent) -> AuditEvent:

@@ -112,12 +112,15 @@ class StorePolicySource:
             return False
         text, version = found
         if version == self.current.version and not force:
+            self.last_error = ""
             return False
         try:
             policy = load_policy(text, environ=self._environ, source="store")
         except PolicyError as error:
-            self.last_error = str(error)
-            log.error("policy not loaded", error=self.last_error)
+            message = f"{error}; the last good policy stays in force"
+            if message != self.last_error:
+                log.error("policy not loaded", error=message)
+            self.last_error = message
             return False
         self.last_error = ""
         changed = policy.version != self.current.version
