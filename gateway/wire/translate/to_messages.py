@@ -129,7 +129,7 @@ def _write_tools(fields: Object, out: dict[str, object], notes: Notes) -> str:
         return ""
     choice, allowed = _tool_choice(raw_choice)
     if allowed is not None:
-        tools = [tool for tool in tools if _name(tool) in allowed]
+        tools = [tool for tool in tools if tool["name"] in allowed]
     out["tools"] = tools
     is_serial = raw_parallel is not None and bytes(raw_parallel) == b"false"
     if is_serial and choice.get("type") != "none":
@@ -137,10 +137,6 @@ def _write_tools(fields: Object, out: dict[str, object], notes: Notes) -> str:
     if choice:
         out["tool_choice"] = choice
     return str(choice.get("type", ""))
-
-
-def _name(tool: dict[str, object]) -> str:
-    return msgspec.json.decode(tool["name"], type=str)  # type: ignore[call-overload,no-any-return]
 
 
 def _tool(tool: Object, notes: Notes, param: str) -> dict[str, object]:
@@ -152,7 +148,7 @@ def _tool(tool: Object, notes: Notes, param: str) -> dict[str, object]:
         )
     function = as_object(tool["function"], f"{param}.function")
     notes.drop_unknown(function, _FUNCTION_KEYS, "tools.function")
-    out: dict[str, object] = {"name": string_bytes(function.get("name"), f"{param}.function.name")}
+    out: dict[str, object] = {"name": as_string(function.get("name"), f"{param}.function.name")}
     if "description" in function:
         out["description"] = function["description"]
     out["input_schema"] = function.get("parameters", EMPTY_SCHEMA)

@@ -28,6 +28,7 @@ Block = dict[str, object]
 
 ANTHROPIC_FORMAT = "anthropic"  # how `reasoning_details` mark blocks that this dialect signed
 EMPTY = b'""'
+_EMPTY_TEXT = msgspec.Raw(EMPTY)
 _SYSTEM_KEYS = frozenset({"role", "content"})
 _USER_KEYS = frozenset({"role", "content"})
 _TOOL_KEYS = frozenset({"role", "content", "tool_call_id", "is_error", "cache_control"})
@@ -222,7 +223,7 @@ def _content(message: Object, notes: Notes, param: str) -> list[Block] | msgspec
     blocks: list[Block] = []
     for i, part in enumerate(as_objects(raw, f"{param}.content")):
         block = _block(part, notes, f"{param}.content[{i}]")
-        if block.get("text") is None or bytes(block["text"]) != EMPTY:  # type: ignore[call-overload]
+        if block.get("text") != _EMPTY_TEXT:
             blocks.append(block)
     return blocks
 
