@@ -60,6 +60,6 @@ def _reload_on_signal(housekeeping: Housekeeping) -> None:
 
 def run_in_uvloop(main: Coroutine[Any, Any, None]) -> None:
     """Run the server's coroutine in the loop that uvicorn would choose."""
-    config = uvicorn.Config(app=lambda: None, loop="auto")
+    config = uvicorn.Config(app=lambda: None, loop="auto", log_config=None)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(main)
