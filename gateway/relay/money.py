@@ -88,7 +88,8 @@ def billable_usage(
     """(usage, whether it is an estimate).
 
     An answer that came to its own end is billed as the provider counted, a zero included. Else
-    the larger of its last word and our count of what was delivered, with the whole prompt.
+    its count if it counts as it goes, or the larger of its last word and our count of what was
+    delivered, with the whole prompt. Of a plain answer that the client left, nothing was.
     """
     said = outcome.usage
     if said is not None and is_whole:
@@ -101,7 +102,9 @@ def billable_usage(
             input=outcome.prompt_tokens_expected, output=output, reasoning=reasoning
         ), outcome.surface in _GENERATES or outcome.surface is Surface.EMBEDDINGS
     missing = output + reasoning - said.output_total
-    if missing <= 0:
+    # Ours goes by characters. It corrects a count that stands still, not one that keeps up.
+    keeps_up = outcome.usage_is_current and missing <= said.output_total
+    if missing <= 0 or keeps_up:
         return said, True
     return _with_more_output(said, missing), True
 

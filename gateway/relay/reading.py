@@ -202,6 +202,7 @@ class Reading:
                 if piece.visible_chars and outcome.first_visible_at_s is None:
                     outcome.first_visible_at_s = at_s
                 outcome.last_generated_at_s = at_s
+                outcome.usage_is_current = False
                 if outcome.num_frames <= self._limits.frame_stamps_max:
                     outcome.frame_stamps_s.append(at_s)
             elif kind is PieceKind.DONE or kind is PieceKind.ERROR:
@@ -209,7 +210,7 @@ class Reading:
             if piece.finish and not outcome.finish:
                 outcome.finish = piece.finish
             if piece.usage is not None:
-                outcome.usage = piece.usage
+                outcome.usage, outcome.usage_is_current = piece.usage, True
             if piece.cost_nanos is not None:
                 outcome.reported_cost_nanos = piece.cost_nanos
         return ending

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -155,6 +156,17 @@ class SdkWorld:
         assert float(headers["x-looprouter-overhead-ms"]) > 0
         return record
 
+    def record_of(self, line: InvoiceLine) -> dict[str, Any]:
+        """The record of the request behind a line, for one whose answer never told its id."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def is_booked() -> bool:
+            found.update(booked_attempts(self.gateway.home))
+            return line.client_request_id in found
+
+        wait_until(is_booked, f"attempt {line.client_request_id} in the ledger")
+        return self.record(found[line.client_request_id]["request_id"])
+
     def num_answered(self, surface: str) -> int:
         """Requests to one surface that the gateway has answered, once none is running."""
         wait_until(lambda: self._metric("gateway_requests_in_flight") == 0, "an idle gateway")
@@ -276,7 +288,7 @@ def sdk_world(home: Path) -> Iterator[SdkWorld]:
 
 
 def check_books(world: SdkWorld) -> None:
-    """Nothing runs any more, the ledger balances, and it equals every provider's invoice."""
+    """Nothing runs any more, the ledger balances, and equals every invoice line by line."""
     gateway = world.gateway
     for provider in world.providers.by_name.values():
         wait_until(lambda p=provider: p.stats()["in_flight"] == 0, f"{provider.name} to be idle")  # type: ignore[misc]
@@ -285,14 +297,25 @@ def check_books(world: SdkWorld) -> None:
     for unwanted in ("unexpected error", "Traceback", "by our own bug"):
         assert unwanted not in gateway.log(), gateway.log()[-8000:]
     looprouter("ledger", "verify", home=gateway.home, environ=gateway.environ)
+    attempts = booked_attempts(gateway.home)
+    assert {attempt["state"] for attempt in attempts.values()} <= {"settled", "released"}
     rows = asyncio.run(spent_by_endpoint(gateway.home))
-    booked = {row["endpoint"].partition("/")[0]: row for row in rows}
+    spent = {row["endpoint"].partition("/")[0]: nanos(row["cost_usd"]) for row in rows}
     for provider in world.providers.by_name.values():
-        row = booked.get(provider.name)
-        invoiced = sum(line.cost_nanos for line in provider.invoice())
-        spent = nanos(row["cost_usd"]) if row is not None else 0
-        assert row is None or row["in_flight"] == 0
-        if provider.name in ESTIMATED:
-            continue  # their tests compare each answer
-        assert row is None or row["estimated"] == 0
-        assert spent == invoiced, provider.name
+        lines = provider.invoice()
+        is_estimated = [attempts[line.client_request_id]["is_estimated"] for line in lines]
+        for line in lines:
+            attempt = attempts[line.client_request_id]
+            if not attempt["is_estimated"]:
+                assert attempt["cost_nanos"] == line.cost_nanos, line
+        if provider.name not in ESTIMATED:
+            assert not any(is_estimated), provider.name
+            assert spent.get(provider.name, 0) == sum(line.cost_nanos for line in lines)
+
+
+def booked_attempts(home: Path) -> dict[str, dict[str, Any]]:
+    """Every attempt in the ledger's table, by its id, which the provider was told as well."""
+    columns = ("attempt_id", "request_id", "state", "cost_nanos", "billed_nanos", "is_estimated")
+    with closing(sqlite3.connect(f"file:{home}/looprouter.db?mode=ro", uri=True)) as database:
+        rows = database.execute(f"SELECT {', '.join(columns)} FROM attempts").fetchall()
+    return {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
