@@ -7,6 +7,7 @@ import zlib
 DECODED_RATIO_MAX = 100  # output bytes per input byte; real JSON and SSE stay below 30
 DECODED_FREE_BYTES = 256 * 1024  # so much may come out before the ratio counts
 _STEP_BYTES = 64 * 1024
+_ZLIB_HEAD_BYTES = 2
 
 
 class DecodingError(ValueError):
@@ -24,12 +25,14 @@ class BodyDecoder:
             )
         self._is_gzip = encoding != "deflate"
         self._inflater = self._fresh()
-        self._is_untouched = True
+        self._head: bytes | None = None if self._is_gzip else b""  # until the framing is known
         self._bytes_in = 0
         self._bytes_out = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         self._bytes_in += len(data)
+        if self._head is not None:
+            data = self._settle_framing(self._head + data)
         out: list[bytes] = []
         is_full = False  # the last step filled its buffer, so zlib may hold more without new input
         while data or is_full:
@@ -54,18 +57,24 @@ class BodyDecoder:
     def _fresh(self) -> zlib._Decompress:
         return zlib.decompressobj(16 + zlib.MAX_WBITS if self._is_gzip else zlib.MAX_WBITS)
 
+    def _settle_framing(self, head: bytes) -> bytes:
+        """ "deflate" means zlib framing, but many servers send it raw: its first two bytes tell
+        (RFC 1950, 2.2). Returns what may be inflated now.
+        """
+        if len(head) < _ZLIB_HEAD_BYTES:
+            self._head = head
+            return b""
+        self._head = None
+        is_framed = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head[:2]) % 31 == 0
+        if not is_framed:
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        return head
+
     def _inflate(self, data: bytes) -> bytes:
         try:
-            part = self._inflater.decompress(data, _STEP_BYTES)
+            return self._inflater.decompress(data, _STEP_BYTES)
         except zlib.error as error:
-            if self._is_gzip or not self._is_untouched:
-                raise DecodingError(f"broken compressed body: {error}") from error
-            # "deflate" means zlib framing, but many servers send it raw.
-            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-            self._is_untouched = False
-            return self._inflate(data)
-        self._is_untouched = False
-        return part
+            raise DecodingError(f"broken compressed body: {error}") from error
 
     def _check_ratio(self) -> None:
         allowed = max(DECODED_FREE_BYTES, DECODED_RATIO_MAX * self._bytes_in)
