@@ -120,7 +120,8 @@ class DrainingServer(uvicorn.Server):
             # The second signal means now.
             self.should_exit = self.force_exit = True
             return
-        self._captured_signals.append(sig)
+        # Not noted as captured: uvicorn would raise it again at the end, and that would end this
+        # process before the ledger is closed and the beliefs are kept.
         asyncio.get_event_loop().call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
