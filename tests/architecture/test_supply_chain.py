@@ -97,6 +97,7 @@ def _install(folder: Path, digest: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_f23_seeded_bad_hash_stops_the_install(tmp_path: Path) -> None:
     _, digest = _wheel(tmp_path)
     wrong = digest[:-1] + ("0" if digest[-1] != "0" else "1")

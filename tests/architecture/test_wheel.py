@@ -14,6 +14,8 @@ import pytest
 from deploy.audit import read_lock
 from tests.support.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 HELD = {"gateway", "backend", "kernels"}
 
 
@@ -57,7 +59,6 @@ def test_wheel_holds_no_tests_caches_or_deployment(wheel: Path) -> None:
     assert [n for n in _names(wheel) if n.startswith(unwanted[:2]) or "__pycache__" in n] == []
 
 
-@pytest.mark.slow
 @pytest.mark.e2e
 def test_wheel_works_in_a_fresh_environment_without_torch(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)

@@ -23,7 +23,7 @@ from gateway.simulator.serve import RunningProvider, start_simulated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.e2e]
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 QUICK: dict[str, Any] = {
     "model": "m",
     "api_key": "k",
