@@ -19,6 +19,7 @@ from gateway.store.engine import Store
 
 REFILL_ROUNDS_MAX = 16
 LEASES_PER_TRANSACTION = 200
+NEVER_S = float("-inf")
 
 
 class Holdings:
@@ -246,7 +247,7 @@ class Holdings:
                     if lease is not None:
                         self._revoke(lease)
                 else:
-                    self._answers[budget_id] = (replace(grant, budget=budget), float("-inf"))
+                    self._answers[budget_id] = (replace(grant, budget=budget), NEVER_S)
                 if lease is not None:
                     lease.refuses_until_s = 0.0
                     if lease not in to_return:
@@ -267,6 +268,9 @@ class Holdings:
                 lease.granted_nanos = keeps[lease.id]
             async with self._transaction() as (connection, _):
                 gone = await give_back(connection, keeps, holder_id=self._holder_id)
+            for lease in some:  # SQL would answer otherwise now
+                if lease.budget_id in self._answers:
+                    self._answers[lease.budget_id] = (self._answers[lease.budget_id][0], NEVER_S)
             for lease_id in gone:
                 if self._leases[lease_id].held_nanos == 0:
                     self._forget(self._leases[lease_id])

@@ -28,6 +28,7 @@ OPTIONS = LedgerOptions(
     commit_interval_s=0.002,
     records_per_commit=8,
     progress_interval_s=0.0,
+    sql_wait_s=30.0,
     journal_file_bytes_max=20_000,
 )
 

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import Caller, PriceRow
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.options import LedgerOptions
 from gateway.ledger.records import HoldRequest, LedgerAlert, Settlement
 from gateway.store.engine import Store, open_store
 from gateway.store.ledger_tables import attempts, budget_windows, budgets, leases
@@ -152,6 +153,7 @@ class Bench:
             "holder_id": holder_id,
             "alert": self.alerts.append,
             "runs_in_background": False,
+            "options": LedgerOptions(sql_wait_s=30.0),  # how fast this machine is, is not asked
         }
         return Ledger(self.store, **(values | more))
 

@@ -41,8 +41,8 @@ from tests.support.ledgers import (
     set_limit,
 )
 
-SEEDS = int(os.environ.get("LOOPROUTER_LEDGER_SEEDS", "8"))
-STEPS = int(os.environ.get("LOOPROUTER_LEDGER_STEPS", "50"))
+SEEDS = int(os.environ.get("LOOPROUTER_LEDGER_SEEDS", "5"))
+STEPS = int(os.environ.get("LOOPROUTER_LEDGER_STEPS", "40"))
 BUDGETS = {"t": ("tenant", "month"), "m": ("team", "day"), "k": ("key", "total")}
 # "one" and "two" share a machine, "far" has a disk of its own.
 HOLDERS = {"one": "here", "two": "here", "far": "there"}
@@ -96,7 +96,9 @@ class LedgerMachine(RuleBasedStateMachine):
             holder,
             home=self.home / HOLDERS[holder],
             at_point=self.at_point,
-            options=LedgerOptions(records_per_commit=3, journal_file_bytes_max=2_000),
+            options=LedgerOptions(
+                records_per_commit=3, journal_file_bytes_max=2_000, sql_wait_s=30.0
+            ),
         )
         self.run(ledger.start())
         self.ledgers[holder] = ledger
