@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -22,6 +25,8 @@ from gateway.store.engine import Store
 
 WAIT_S = 30.0
 CHAT = "/v1/chat/completions"
+
+T = TypeVar("T")
 
 
 def wait_until(holds: Callable[[], bool], what: str, *, wait_s: float = WAIT_S) -> float:
@@ -94,6 +99,53 @@ def rows_of(home: Path, query: str) -> list[dict[str, Any]]:
 
 def chat(content: str = "Hello", **fields: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": content}], **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]  # lower-case names
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def code(self) -> str:
+        """The error's code."""
+        return str(self.json["error"]["code"])
+
+
+class Client:
+    """One keep-alive connection of one thread; a tenth of the CPU of a full HTTP library."""
+
+    def __init__(self, base_url: str, key: str) -> None:
+        self._key = key
+        self._connection = http.client.HTTPConnection(base_url.removeprefix("http://"), timeout=60)
+
+    def ask(
+        self, body: Any, headers: Mapping[str, str] | None = None, *, path: str = CHAT
+    ) -> Answered:
+        """POST JSON; raises OSError or HTTPException when the connection breaks."""
+        given = {"content-type": "application/json", **bearer(self._key), **(headers or {})}
+        self._connection.request("POST", path, json.dumps(body), given)
+        answer = self._connection.getresponse()
+        text = answer.read().decode()
+        return Answered(
+            answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
+        )
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def in_threads(num_threads: int, work: Callable[[], T]) -> list[T]:
+    """The results of as many threads that all run `work`; the first error is raised."""
+    with ThreadPoolExecutor(num_threads) as pool:
+        return [each.result() for each in [pool.submit(work) for _ in range(num_threads)]]
 
 
 def bearer(key: str) -> dict[str, str]:
