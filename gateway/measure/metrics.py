@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gateway.core import NANOS_PER_DOLLAR, AttemptOutcome
+from gateway.errors import FAILURES, FailureClass
 
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OVERHEAD_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
@@ -88,6 +89,8 @@ class Metrics:
     def observe_attempts(self, outcomes: Iterable[AttemptOutcome]) -> None:
         for outcome in outcomes:
             self.attempts.labels(outcome.endpoint_id, outcome.failure).inc()
+            if outcome.failure and FAILURES[FailureClass(outcome.failure)].is_alert:
+                self.alerts.labels(outcome.failure).inc()
             if outcome.protocol_faults:
                 self.protocol_faults.labels(outcome.endpoint_id).inc(outcome.protocol_faults)
             if outcome.stream and outcome.first_visible_at_s is not None:

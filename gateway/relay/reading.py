@@ -125,6 +125,7 @@ class Reading:
         outcome.tool_chars = answer.tool_chars
         outcome.finish = answer.finish
         outcome.usage = answer.usage
+        outcome.protocol_faults = answer.protocol_faults
         outcome.reported_cost_nanos = answer.cost_nanos
 
     def _is_empty(self, answer: Answer) -> bool:
@@ -242,8 +243,8 @@ class Reading:
         """A 200 whose whole body is no answer: nothing was generated, unless it says so."""
         fault = self._adapter.classify_in_band(error)
         usage = self.outcome.usage
-        has_work = usage is not None and usage.output_total > 0
-        return self.failed(Fault(fault.failure, fault.error, was_refused=not has_work))
+        was_refused = usage is None or usage.is_zero
+        return self.failed(Fault(fault.failure, fault.error, was_refused=was_refused))
 
     def _failed_in_stream(
         self, ending: Piece, response: UpstreamResponse, broken: TransportError | None
@@ -265,6 +266,6 @@ class Reading:
 
     def _own_fault(self, code: str, message: str) -> Failed:
         usage = self.outcome.usage
-        is_void = code == "empty_answer" and (usage is None or usage.output_total == 0)
+        is_void = code == "empty_answer" and (usage is None or usage.is_zero)
         said = WireError(message=message, type="server_error", code=code)
         return self.failed(Fault(FailureClass.SERVER_ERROR, said, was_refused=is_void))

@@ -25,6 +25,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tool_chars: int = 0
     finish: str = ""
     model: str = ""
+    protocol_faults: int = 0
 
 
 class _Choice(msgspec.Struct):
@@ -100,6 +101,8 @@ def read_answer(surface: Surface, body: bytes) -> Answer:
         tool_chars=count.tool,
         finish=finish,
         model=said.model if isinstance(said.model, str) else "",
+        # Counts that no provider can mean: they are not billed, and somebody should hear of it.
+        protocol_faults=int(usage is None and bool(said.usage)),
     )
 
 

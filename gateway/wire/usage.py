@@ -35,5 +35,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """All completion-side tokens, reasoning included."""
         return self.output + self.reasoning + self.audio_output
 
+    @property
+    def is_zero(self) -> bool:
+        return self.input_total == 0 and self.output_total == 0
+
 
 BUCKETS: tuple[str, ...] = Usage.__struct_fields__
