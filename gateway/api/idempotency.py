@@ -9,8 +9,8 @@ import hashlib
 import msgspec
 
 from gateway.api.exchange import Exchange, Headers
-from gateway.api.problems import error_answer
-from gateway.errors import ApiError, UpstreamFailed, UpstreamTimeout
+from gateway.api.problems import as_api_error, error_answer
+from gateway.errors import ApiError, ServiceError, UpstreamFailed, UpstreamTimeout
 from gateway.pipeline import Gateway, Inbound, serve
 from gateway.store.idempotency import BODY_BYTES_MAX, StoredAnswer, claim, drop, finish
 from gateway.wire.pieces import SURFACE_DIALECT
@@ -18,6 +18,8 @@ from gateway.wire.usage import Usage
 
 # Stored with the answer; ids and costs of the first request stay true for its replay.
 _KEPT_HEADERS = ("content-type", "x-looprouter-endpoint", "x-looprouter-cost", "x-should-retry")
+# Errors that are what the request came to: attempts were made, or our own bug cut it short.
+_OUTCOMES = frozenset({UpstreamFailed, UpstreamTimeout, ServiceError})
 
 
 class CapturingClient:
@@ -86,14 +88,17 @@ async def serve_once(gateway: Gateway, exchange: Exchange, inbound: Inbound, key
     client = CapturingClient(exchange)
     try:
         await serve(gateway, dataclasses.replace(inbound, client=client))
-    except ApiError as error:
-        if not isinstance(error, UpstreamFailed | UpstreamTimeout):
+    except Exception as error:
+        told = as_api_error(error)
+        if type(told) in _OUTCOMES:
+            client.keep_error(told, inbound)
+            await asyncio.shield(_finish(gateway, inbound, key, client, None))
+        else:
             # Refused before anything ran: the key may be used again once that is mended.
             await asyncio.shield(_drop(gateway, tenant_id, key, inbound.request_id))
-        else:
-            client.keep_error(error, inbound)
-            await asyncio.shield(_finish(gateway, inbound, key, client, None))
-        raise
+        if told is error:
+            raise
+        raise told from error
     except BaseException:
         await asyncio.shield(_finish(gateway, inbound, key, client, None))
         raise
@@ -140,12 +145,13 @@ async def _replay(exchange: Exchange, stored: StoredAnswer) -> None:
     if stored.body is not None:
         await exchange.answer(stored.status, headers, stored.body)
         return
-    # A stream's text is not kept. Doing the work again is what the key is there to prevent.
+    # Not kept: a stream, a long answer, one that its client left. Doing the work again is what
+    # the key is there to prevent.
     headers = [(name, value) for name, value in headers if name != b"content-type"]
     headers.append((b"content-type", b"application/json"))
     body = {
         "error": {
-            "message": "the request of this Idempotency-Key is done; its stream was not kept",
+            "message": "the request of this Idempotency-Key is done; its answer was not kept",
             "type": "invalid_request_error",
             "code": "idempotent_request_done",
             "param": None,
