@@ -27,8 +27,10 @@ class FilePolicySource:
     def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
         self._path = path
         self._environ = environ
-        self.text = b""
         self._stat: tuple[int, int, int] | None = None
+        self.text = b""  # of the policy in force
+        self._seen = b""  # what was read last, good or bad
+        self._fault = ""  # of what was read last
         self.last_error = ""
         self.current = self._load_first()
 
@@ -41,7 +43,7 @@ class FilePolicySource:
                 f"cannot read the policy {self._path}: {error.strerror}; "
                 "pass --policy FILE, or start from deploy/policy.example.yaml"
             ) from error
-        self.text = text
+        self.text = self._seen = text
         return load_policy(text, environ=self._environ, source=str(self._path))
 
     def _fingerprint(self) -> tuple[int, int, int]:
@@ -57,18 +59,22 @@ class FilePolicySource:
                 return False
             text = await asyncio.to_thread(read_policy_file, self._path)
         except OSError as error:
-            self._complain(f"{self._path}: {error.strerror}; the last good policy stays in force")
+            self._stat = None  # it is read again once it is back
+            self._complain(f"{self._path}: {error.strerror}")
             return False
         self._stat = stat
-        if text == self.text and not force:
+        if text == self._seen and not force:
+            self._complain(self._fault)
             return False
-        self.text = text
+        self._seen = text
         try:
             policy = load_policy(text, environ=self._environ, source=str(self._path))
         except PolicyError as error:
-            self._complain(f"{error}; the last good policy stays in force")
+            self._fault = str(error)
+            self._complain(self._fault)
             return False
-        self.last_error = ""
+        self._fault = self.last_error = ""
+        self.text = text
         changed = policy.version != self.current.version
         self.current = policy
         if changed:
@@ -76,8 +82,10 @@ class FilePolicySource:
             log.info("policy loaded", version=policy.version, source=str(self._path))
         return changed
 
-    def _complain(self, message: str) -> None:
-        if message != self.last_error:
+    def _complain(self, fault: str) -> None:
+        """Show what is wrong, and log it once; "" = nothing any more."""
+        message = f"{fault}; the last good policy stays in force" if fault else ""
+        if message and message != self.last_error:
             log.error("policy not loaded", error=message)
         self.last_error = message
 
