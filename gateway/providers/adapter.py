@@ -106,6 +106,13 @@ def upstream_surface(endpoint: Endpoint, surface: Surface) -> Surface:
     )
 
 
+def dropped_in_same_dialect(call: Call) -> tuple[str, ...]:
+    """Fields that ask something of an endpoint and go to it only if it is known to read them."""
+    known = call.endpoint.parameters or frozenset()
+    members = call.parsed.members
+    return ("speculation",) if "speculation" in members and "speculation" not in known else ()
+
+
 def join_url(base_url: str, path: str) -> str:
     """`path` behind the base URL's own path; a query of the base (an api-version) stays last."""
     base, mark, query = base_url.partition("?")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from gateway.providers.adapter import Built, Call, Fault, common_headers, join_url, upstream_surface
+from gateway.providers.adapter import (
+    Built,
+    Call,
+    Fault,
+    common_headers,
+    dropped_in_same_dialect,
+    join_url,
+    upstream_surface,
+)
 from gateway.providers.classify import classify_answer, classify_in_band
 from gateway.providers.transport import Headers, UpstreamRequest
 from gateway.wire.pieces import Surface, WireError
@@ -65,6 +73,7 @@ class AnthropicAdapter:
         headers, dropped = _headers(call, is_native=surface is parsed.surface)
         if surface is parsed.surface:
             body = upstream_body(parsed, model=endpoint.model, max_tokens=call.max_tokens)
+            dropped += dropped_in_same_dialect(call)
         else:
             translated = translate_request(
                 parsed,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gateway.providers.adapter import Built, Call, Fault, common_headers, join_url, upstream_surface
+from gateway.providers.adapter import (
+    Built,
+    Call,
+    Fault,
+    common_headers,
+    dropped_in_same_dialect,
+    join_url,
+    upstream_surface,
+)
 from gateway.providers.classify import classify_answer, classify_in_band
 from gateway.providers.transport import Headers, UpstreamRequest
 from gateway.wire.pieces import Surface, WireError
@@ -31,9 +39,8 @@ class OpenAIAdapter:
         surface = upstream_surface(endpoint, parsed.surface)
         if surface in (Surface.MESSAGES, Surface.COUNT_TOKENS) and not endpoint.surfaces:
             surface = _chat_instead(surface)
-        dropped: tuple[str, ...] = ()
         if surface is parsed.surface:
-            body = _same_dialect_body(call)
+            body, dropped = _same_dialect_body(call), dropped_in_same_dialect(call)
         else:
             translated = translate_request(
                 parsed,

@@ -115,9 +115,10 @@ class UsageOption(msgspec.Struct, gc=False):
 class Head(msgspec.Struct, kw_only=True):
     """What every surface may carry."""
 
-    model: ModelName
+    model: ModelName | None = None  # may be left out where `models` names some
     stream: bool | None = None
     models: list[ModelName] | None = None
+    usage: UsageOption | None = None
     provider: Raw = _NONE
     service_tier: str | None = None
     session_id: str | None = None
@@ -128,7 +129,6 @@ class Head(msgspec.Struct, kw_only=True):
 class ChatHead(Head, kw_only=True):
     messages: list[Message]
     stream_options: StreamOptions | None = None
-    usage: UsageOption | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     n: Choices | None = None

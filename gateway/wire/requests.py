@@ -13,6 +13,7 @@ from gateway.wire.prompts import (
     ChatHead,
     CompletionsHead,
     EmbeddingsHead,
+    Head,
     MessagesHead,
     ResponseFormat,
     ResponsesHead,
@@ -31,7 +32,14 @@ MODELS_MAX = 32
 # OpenAI takes 300,000 tokens in one embeddings request, each of which may be a number of its own.
 EMBEDDINGS_NODES_MAX = 400_000
 # Ours and OpenRouter's; a provider would refuse or misread them.
-GATEWAY_FIELDS: tuple[str, ...] = ("provider", "models", "route", "speculation", "session_id")
+GATEWAY_FIELDS: tuple[str, ...] = (
+    "provider",
+    "models",
+    "route",
+    "speculation",
+    "session_id",
+    "usage",  # OpenRouter's way to ask for usage, which we answer ourselves
+)
 
 _HEADS: dict[Surface, msgspec.json.Decoder[Any]] = {
     Surface.CHAT: msgspec.json.Decoder(ChatHead),
@@ -53,6 +61,11 @@ _WHERE = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"required field `([^`]*)`")
 _STREAM_OPTIONS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NOTHING: frozenset[str] = frozenset()
+# What no endpoint lacks, or what it never sees: not parameters that it may or may not support.
+_NO_PARAMETERS = frozenset({
+    *GATEWAY_FIELDS, "model", "messages", "prompt", "input", "system", "instructions", "stream",
+    "stream_options", "max_tokens", "max_completion_tokens", "max_output_tokens",
+})  # fmt: skip
 
 
 class FieldError(ValueError):
@@ -85,8 +98,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Top-level fields sent with a value other than null."""
-        return self.members.sent_names()
+        """Fields sent that an endpoint may or may not support; null counts as not sent."""
+        return self.members.sent_names() - _NO_PARAMETERS
 
     @property
     def prompt_prefix(self) -> bytes:
@@ -117,27 +130,38 @@ def parse_request(surface: Surface, body: bytes) -> ParsedRequest:
         raise _field_error(str(error)) from None
     except msgspec.DecodeError as error:  # an integer or float that no type can hold
         raise WireFormatError(f"the body is not valid JSON: {error}") from None
-    if head.models is not None and len(head.models) > MODELS_MAX:
-        raise FieldError(f"`models` lists more than {MODELS_MAX} names; send fewer", "models")
+    model, models = _models(head)
     tally = Tally()
     needs, limits = _READERS[surface](head, tally)
     return ParsedRequest(
         surface=surface,
         members=members,
-        model=head.model,
+        model=model,
         stream=head.stream is True,
-        include_usage=limits.include_usage,
+        include_usage=limits.include_usage
+        or (head.usage is not None and head.usage.include is True),
         max_tokens=limits.max_tokens,
         text_bytes=tally.text_bytes,
         num_images=tally.num_images,
         needs=_needs(needs, tally),
-        models=tuple(name for name in head.models or () if name != head.model),
+        models=models,
         provider=bytes(head.provider) if raw_len(head.provider) else None,
         service_tier=head.service_tier or "",
         num_choices=limits.num_choices,
         session_id=head.session_id or head.prompt_cache_key or limits.user_id or head.user or "",
         user=head.user or limits.user_id,
     )
+
+
+def _models(head: Head) -> tuple[str, tuple[str, ...]]:
+    """The model wanted and those to fall back to; OpenRouter lets `models` name all of them."""
+    listed = head.models or []
+    if len(listed) > MODELS_MAX:
+        raise FieldError(f"`models` lists more than {MODELS_MAX} names; send fewer", "models")
+    model = head.model or next(iter(listed), None)
+    if model is None:
+        raise FieldError("`model` is missing; it is required", "model")
+    return model, tuple(name for name in listed if name != model)
 
 
 def upstream_body(
@@ -158,14 +182,12 @@ def upstream_body(
     """
     members = parsed.members
     changes: dict[str, bytes | None] = {}
-    if model != parsed.model:
+    if model != parsed.model or "model" not in members:
         changes["model"] = msgspec.json.encode(model)
     kept = frozenset(keep)
     for name in (*GATEWAY_FIELDS, *remove):
         if name in members and name not in kept:
             changes[name] = None
-    if parsed.surface is Surface.CHAT and "usage" in members and "usage" not in kept:
-        changes["usage"] = None  # OpenRouter's way to ask for usage, which we answer ourselves
     if ask_usage and parsed.stream and parsed.surface in (Surface.CHAT, Surface.COMPLETIONS):
         changes["stream_options"] = _with_usage(members.raw("stream_options"))
     if max_tokens is not None:
@@ -214,9 +236,7 @@ def _read_chat(head: ChatHead, tally: Tally) -> tuple[list[str], _Limits]:
     if num_choices > 1:
         needs.append("n")
     options = head.stream_options
-    asked = (options is not None and options.include_usage is True) or (
-        head.usage is not None and head.usage.include is True
-    )
+    asked = options is not None and options.include_usage is True
     sizes = [size for size in (head.max_tokens, head.max_completion_tokens) if size is not None]
     return needs, _Limits(
         max_tokens=max(sizes, default=None), num_choices=num_choices, include_usage=asked

@@ -223,6 +223,18 @@ def test_fields_of_the_gateway_stay_here_but_speculation_reaches_our_own_backend
     assert built(own, body=body)[1]["speculation"] == {"off": True}
 
 
+@pytest.mark.parametrize("api", list(Dialect))
+def test_speculation_that_an_endpoint_does_not_read_is_reported(api: Dialect) -> None:
+    asked = {"speculation": {"off": True}}
+    surface, body = (Surface.CHAT, CHAT) if api is Dialect.OPENAI else (Surface.MESSAGES, MESSAGES)
+    call = Call(
+        endpoint=endpoint(api),
+        parsed=parse_request(surface, json.dumps({**body, **asked}).encode()),
+    )
+
+    assert ADAPTERS[api].build(call).dropped == ("speculation",)
+
+
 def test_only_known_betas_and_well_formed_versions_pass() -> None:
     sent = {
         "anthropic-beta": "prompt-caching-2024-07-31, files-api-2025-04-14,claude-code-20250219,"

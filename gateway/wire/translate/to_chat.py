@@ -20,7 +20,7 @@ from gateway.wire.translate.shapes import (
 )
 from gateway.wire.translate.turns_to_chat import Message, system_message, turn_messages
 
-GATEWAY_FIELDS = frozenset({"model", "provider", "models", "route", "session_id"})
+GATEWAY_FIELDS = frozenset({"model", "provider", "models", "route", "session_id", "usage"})
 AS_IT_IS = ("temperature", "top_p")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SERVICE_TIERS = {"auto": "auto", "standard_only": "default"}

@@ -33,7 +33,34 @@ def test_a_plain_chat_request() -> None:
     assert (parsed.model, parsed.stream, parsed.include_usage) == ("m", False, False)
     assert (parsed.max_tokens, parsed.num_choices, parsed.text_bytes) == (None, 1, 7)
     assert parsed.needs == frozenset()
-    assert parsed.parameters == {"model", "messages", "temperature"}  # null is not sent
+    assert parsed.parameters == {"temperature"}  # null is not sent, the others all endpoints take
+
+
+def test_models_may_stand_in_for_the_model() -> None:
+    body = msgspec.json.encode({"models": ["a", "b", "a"], "messages": [USER]})
+    parsed = parse_request(Surface.CHAT, body)
+
+    assert (parsed.model, parsed.models) == ("a", ("b",))
+
+
+@pytest.mark.parametrize("body", [{}, {"model": None}, {"models": []}, {"models": None}])
+def test_a_request_without_any_model_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(FieldError, match="`model` is missing"):
+        parse_request(Surface.CHAT, msgspec.json.encode({**body, "messages": [USER]}))
+
+
+@pytest.mark.parametrize(
+    ("surface", "fields"),
+    [
+        (Surface.CHAT, {}),
+        (Surface.COMPLETIONS, {"prompt": "x"}),
+        (Surface.RESPONSES, {"input": "x"}),
+        (Surface.MESSAGES, {}),
+    ],
+)
+def test_every_stream_may_ask_for_its_cost(surface: Surface, fields: dict[str, Any]) -> None:
+    assert parse(surface, usage={"include": True}, **fields).include_usage
+    assert not parse(surface, usage={"include": False}, **fields).include_usage
 
 
 def test_everything_a_chat_request_can_ask_for() -> None:

@@ -53,6 +53,20 @@ def test_upstream_body_takes_out_what_only_gateways_know() -> None:
     assert kept.keys() == {"model", "messages", "speculation"}
 
 
+def test_upstream_body_names_the_model_where_only_models_did() -> None:
+    body = msgspec.json.encode({"models": ["m", "spare"], "messages": [USER]})
+
+    out = upstream_body(parse_request(Surface.CHAT, body), model="m")
+    assert json.loads(out) == {"model": "m", "messages": [USER]}
+
+
+@pytest.mark.parametrize("surface", [Surface.RESPONSES, Surface.MESSAGES])
+def test_wish_for_the_cost_stays_here(surface: Surface) -> None:
+    parsed = parse(surface, usage={"include": True})
+
+    assert "usage" not in json.loads(upstream_body(parsed, model="m"))
+
+
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
