@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -145,12 +146,26 @@ def make_engine(
     if url.get_backend_name() == "sqlite":
         path = Path(url.database or "")
         _create_private_file(path)
-        engine = create_async_engine(url, **limits)
+        engine = create_async_engine(url, connect_args={"factory": _SqliteConnection}, **limits)
         event.listen(engine.sync_engine, "connect", _set_up_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     bare, arguments = _asyncpg_arguments(url, statement_timeout_s)
     return create_async_engine(bare, pool_pre_ping=True, connect_args=arguments, **limits)
+
+
+class _SqliteConnection(sqlite3.Connection):
+    """Gives its locks up when it is closed.
+
+    SQLite keeps a closed connection, and the write lock of its transaction, until the last of its
+    statements is finalised. After a task was cancelled within a transaction some cursor waits for
+    the garbage collector in a traceback, and until then nobody could write.
+    """
+
+    def close(self) -> None:
+        if self.in_transaction:
+            self.rollback()
+        super().close()
 
 
 def _create_private_file(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import stat
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ from gateway.store import engine as engine_module
 from gateway.store.engine import Store, open_store, parse_url
 from gateway.store.lock import take_serving_lock
 from gateway.store.tables import meta
+from tests.support.databases import sqlite_store
 
 pytestmark = pytest.mark.anyio
 
@@ -180,3 +182,53 @@ async def test_postgresql_session_is_in_utc_and_named(postgres: Store) -> None:
         name = (await connection.execute(text("SHOW application_name"))).scalar_one()
 
     assert (zone, name) == ("UTC", "looprouter")
+
+
+async def test_task_cancelled_within_a_transaction_leaves_no_lock_behind(
+    store: Store,
+) -> None:
+    """Its cursors may live on in a traceback until they are collected, so nothing is, here."""
+
+    async def write(name: str) -> None:
+        async with store.begin() as connection:
+            rows = [{"key": f"{name}-{place}", "value": "1"} for place in range(200)]
+            await connection.execute(insert(meta), rows)
+            await connection.execute(select(meta.c.key))
+
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for attempt in range(30):
+            tasks = [asyncio.create_task(write(f"{attempt}-{place}")) for place in range(3)]
+            await asyncio.sleep(0.0005 * attempt)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            async with store.begin() as connection:
+                await connection.execute(insert(meta).values(key=str(attempt), value="1"))
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+async def test_closed_sqlite_connection_gives_its_lock_up_while_a_cursor_lives(
+    tmp_path: Path, anyio_backend: str
+) -> None:
+    async with sqlite_store(tmp_path) as store:
+        async with store.begin() as connection:
+            await connection.execute(insert(meta), [{"key": k, "value": "1"} for k in "abc"])
+        connection = await store.engine.connect()
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.execute("BEGIN IMMEDIATE")
+        cursor = await driver.execute("SELECT key FROM meta")
+        assert await cursor.fetchone() is not None
+        await driver.close()
+
+        async with store.begin() as other:
+            await other.execute(insert(meta).values(key="d", value="1"))
+
+        assert await _count(store) == 4
+        await connection.invalidate()
+        await connection.close()
+        del cursor
