@@ -60,6 +60,7 @@ def test_wheel_holds_no_tests_caches_or_deployment(wheel: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(900)  # it downloads what the wheel needs
 def test_wheel_works_in_a_fresh_environment_without_torch(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv/bin/python"
