@@ -14,7 +14,7 @@ import pytest
 from openai import APITimeoutError, AsyncOpenAI, OpenAI
 
 from gateway.simulator.meter import InvoiceLine
-from tests.support.sdk_world import SLOW, SdkWorld, sdk_world, wait_until
+from tests.support.sdk_world import SLOW, SdkWorld, sdk_world, teach_token_lengths, wait_until
 
 pytestmark = pytest.mark.e2e
 both_dialects = pytest.mark.parametrize("model", ["slow-gpt", "slow-claude"])
@@ -27,42 +27,14 @@ CHUNKS = 30
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkWorld]:
     with sdk_world(tmp_path_factory.mktemp("cancel")) as world:
+        teach_token_lengths(world)
         yield world
 
 
 @pytest.fixture(scope="module")
 def client(world: SdkWorld) -> Iterator[OpenAI]:
-    """Also lets the gateway learn how long this provider's tokens are, from whole answers."""
     with OpenAI(base_url=world.gateway.v1, api_key=world.keys["main"], max_retries=0) as client:
-        teach(world, client)
         yield client
-
-
-def teach(world: SdkWorld, client: OpenAI) -> None:
-    for model in ("slow-gpt", "slow-claude"):
-        provider = world.providers[world.provider_of(model)]
-        provider.control(tokens_per_s=50_000.0, tokens_per_event=50)
-        for _ in range(4):
-            raw = client.chat.completions.with_raw_response.create(
-                model=model, messages=user("hi [[sim tokens=1500]]")
-            )
-        learned = world.record(raw.headers["x-looprouter-request-id"])["snapshot_id"]
-        provider.control(**SLOW)
-        # Beliefs are read from a snapshot, which is made anew once a second.
-        wait_until(
-            lambda m=model, old=learned: snapshot_for(world, m) != old,  # type: ignore[misc]
-            "a newer snapshot",
-        )
-
-
-def snapshot_for(world: SdkWorld, model: str) -> str:
-    explained = world.http.post(
-        f"{world.gateway.v1}/chat/completions",
-        json={"model": model, "messages": user("hi")},
-        headers={**world.gateway.headers, "x-looprouter-explain": "only"},
-    )
-    snapshot: str = explained.json()["snapshot_id"]
-    return snapshot
 
 
 def user(text: str) -> list[Any]:

@@ -197,6 +197,32 @@ class SdkWorld:
         return self.providers[provider].received[-1].json
 
 
+def teach_token_lengths(world: SdkWorld) -> None:
+    """Let the gateway learn from whole answers how many characters slow providers' tokens have."""
+    for model in ("slow-gpt", "slow-claude"):
+        provider = world.providers[world.provider_of(model)]
+        provider.control(tokens_per_s=50_000.0, tokens_per_event=50)
+        headers = [_asked(world, model, "hi [[sim tokens=1500]]").headers for _ in range(4)]
+        provider.control(**SLOW)
+        seen = world.record(headers[-1]["x-looprouter-request-id"])["snapshot_id"]
+        # A decision reads a snapshot of what was learned, which is made anew once a second.
+        wait_until(
+            lambda m=model, old=seen: (
+                _asked(world, m, "hi", explain="only").json()["snapshot_id"]  # type: ignore[misc]
+                != old
+            ),
+            "a newer snapshot",
+        )
+
+
+def _asked(world: SdkWorld, model: str, text: str, *, explain: str = "") -> httpx.Response:
+    return world.http.post(
+        f"{world.gateway.v1}/chat/completions",
+        json={"model": model, "messages": [{"role": "user", "content": text}]},
+        headers={**world.gateway.headers, "x-looprouter-explain": explain},
+    )
+
+
 def nanos(dollars: str | float) -> int:
     """Exact; a fraction of a nano-dollar is an error."""
     amount = Decimal(str(dollars)) * 1_000_000_000
