@@ -273,6 +273,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_id: str
     seed: int
     explored: bool = False  # paid one exploration credit
+    is_panic: bool = False  # every breaker is open; the first of the order is tried early
 
 
 class AttemptOutcome(msgspec.Struct, kw_only=True):

@@ -126,6 +126,7 @@ class NoEligibleEndpoint(RequestError):
     code = "no_eligible_endpoint"
     should_retry = False
     is_capacity = False  # set where learned capacity alone stands in the way: worth a short wait
+    free_in_s = 0.0  # with it: when the first endpoint ends the pause it asked for
 
 
 class ServiceError(ApiError):

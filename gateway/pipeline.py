@@ -18,6 +18,7 @@ from gateway.errors import ApiError, NoEligibleEndpoint, Overloaded, PermissionD
 from gateway.fleet.fleet import Fleet
 from gateway.keys.authenticate import Authenticator
 from gateway.keys.limits import Limits
+from gateway.keys.ticket import Ticket
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
@@ -25,8 +26,9 @@ from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
 from gateway.policy.explain import explain
 from gateway.policy.facts import describe
+from gateway.policy.filter import CAPACITY_RULES
 from gateway.policy.load import Policy
-from gateway.relay.admission import Admission
+from gateway.relay.admission import Admission, Turn
 from gateway.relay.dispatch import Relay
 from gateway.relay.job import ClientSink, RelayJob
 from gateway.settings import Settings
@@ -97,6 +99,7 @@ class Gateway:
 class Decided:
     plan: Plan
     view: FleetView
+    let_go: Callable[[], None]  # of the place that the plan's first endpoint keeps for it
 
 
 async def serve(gateway: Gateway, inbound: Inbound) -> None:
@@ -120,7 +123,7 @@ async def serve(gateway: Gateway, inbound: Inbound) -> None:
         record.refuse(error.status, error.code or error.type)
         raise
     finally:
-        gateway.admission.leave()
+        gateway.admission.leave(record.result.endpoint_id if record.result is not None else "")
         record.duration_s = gateway.clock() - inbound.received_at_s
         gateway.recorder.record(record)
         if gateway.tracing is not None:
@@ -142,71 +145,102 @@ async def _serve_admitted(
             dialect = SURFACE_DIALECT[facts.surface]
             client.extra_headers.extend(rate_limit_headers(dialect, ticket.state))
         decided = await decide_waiting(gateway, policy, facts)
-        record.decided(decided.plan, decided.view)
-        wish = inbound.headers.get("x-looprouter-explain", "")
-        if wish:
-            reasons = msgspec.json.encode(explain(decided.plan))
-            if wish.lower() in ("only", "dry-run"):
-                await client.answer(200, [(b"content-type", b"application/json")], reasons)
-                record.status = 200
+        try:
+            record.decided(decided.plan, decided.view)
+            if await _explained(inbound, decided.plan, record):
                 return
-            client.extra_headers.append(
-                (b"x-looprouter-explain", reasons[:EXPLAIN_HEADER_BYTES_MAX])
+            job = RelayJob(
+                request_id=inbound.request_id,
+                surface=inbound.surface,
+                caller=inbound.caller,
+                facts=facts,
+                plan=decided.plan,
+                snapshot=decided.view.snapshot,
+                parsed=parsed,
+                policy=policy,
+                headers=inbound.headers,
+                let_go=decided.let_go,
             )
-        overhead_s = gateway.clock() - inbound.received_at_s
-        remember_overhead(gateway, inbound.request_id, overhead_s)
-        record.overhead_s = overhead_s
-        client.extra_headers.append(
-            (b"x-looprouter-overhead-ms", f"{overhead_s * 1000:.2f}".encode())
-        )
-        job = RelayJob(
-            request_id=inbound.request_id,
-            surface=inbound.surface,
-            caller=inbound.caller,
-            facts=facts,
-            plan=decided.plan,
-            snapshot=decided.view.snapshot,
-            parsed=parsed,
-            policy=policy,
-            headers=inbound.headers,
-        )
-        result = await gateway.relay.run(job, client)
-        record.finished(result)
-        ticket.settle(result.tokens_total)
-        gateway.metrics.observe_attempts(result.outcomes)
-        gateway.metrics.observe_cost(
-            result.endpoint_id, result.cost_nanos, result.cost_nanos - result.billed_nanos
-        )
-        if result.error is not None and not client.is_started:
-            raise result.error
+            await _relay(gateway, inbound, job, record, ticket)
+        finally:
+            decided.let_go()
     finally:
         ticket.close()
 
 
+async def _explained(inbound: Inbound, plan: Plan, record: RequestRecord) -> bool:
+    """Give the reasons if they are asked for; True when that is all that was asked for."""
+    wish = inbound.headers.get("x-looprouter-explain", "")
+    if not wish:
+        return False
+    client = inbound.client
+    reasons = msgspec.json.encode(explain(plan))
+    if wish.lower() in ("only", "dry-run"):
+        await client.answer(200, [(b"content-type", b"application/json")], reasons)
+        record.status = 200
+        return True
+    client.extra_headers.append((b"x-looprouter-explain", reasons[:EXPLAIN_HEADER_BYTES_MAX]))
+    return False
+
+
+async def _relay(
+    gateway: Gateway, inbound: Inbound, job: RelayJob, record: RequestRecord, ticket: Ticket
+) -> None:
+    client, began_at_s = inbound.client, gateway.clock()
+    overhead_s = began_at_s - inbound.received_at_s
+    remember_overhead(gateway, inbound.request_id, overhead_s)
+    record.overhead_s = overhead_s
+    client.extra_headers.append((b"x-looprouter-overhead-ms", f"{overhead_s * 1000:.2f}".encode()))
+    result = await gateway.relay.run(job, client)
+    record.finished(result)
+    ticket.settle(result.tokens_total)
+    gateway.metrics.observe_attempts(result.outcomes)
+    gateway.metrics.observe_cost(
+        result.endpoint_id, result.cost_nanos, result.cost_nanos - result.billed_nanos
+    )
+    if result.error is None:
+        gateway.admission.served(result.endpoint_id, gateway.clock() - began_at_s)
+    elif not client.is_started:
+        raise result.error
+
+
 async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) -> Decided:
     """Decide now; if only capacity stands in the way, wait briefly for a slot and decide again."""
-    waited_s = 0.0
-    while True:
-        view = gateway.fleet.view(facts, candidate_ids(policy, facts))
-        seed = secrets.randbits(53)
-        try:
-            # Not cryptography: a seed that is stored, so that the decision can be repeated.
-            plan = decide(facts, view, policy, random.Random(seed), seed=seed)  # noqa: S311
-        except NoEligibleEndpoint as error:
-            if not error.is_capacity:
-                raise
+    admission = gateway.admission
+    with Turn(admission, facts.lane, gateway.clock) as turn:
+        while True:
+            view = gateway.fleet.view(facts, candidate_ids(policy, facts))
+            seed = secrets.randbits(53)
             try:
-                waited_s = await gateway.admission.wait_for_slot(
-                    facts.lane, waited_s, gateway.clock
-                )
-            except Overloaded as overloaded:
-                overloaded.detail = error.detail
-                raise overloaded from error
-            continue
-        gateway.fleet.accrue_credit(facts)
-        if plan.explored:
-            gateway.fleet.spend_credit()
-        return Decided(plan=plan, view=view)
+                # Not cryptography: a seed that is stored, so that the decision can be repeated.
+                plan = decide(facts, view, policy, random.Random(seed), seed=seed)  # noqa: S311
+            except NoEligibleEndpoint as error:
+                if not error.is_capacity:
+                    raise
+                try:
+                    await turn.wait(*_waited_for(error, view), free_in_s=error.free_in_s)
+                except Overloaded as overloaded:
+                    overloaded.detail = error.detail
+                    raise overloaded from error
+                continue
+            if admission.is_awaited(plan.order[0], turn):
+                # Whoever stands before us in the line goes first, and need not wait for it.
+                admission.wake(plan.order[0])
+                await turn.wait(plan.order, view.live[plan.order[0]].capacity)
+                continue
+            gateway.fleet.accrue_credit(facts)
+            if plan.explored:
+                gateway.fleet.spend_credit()
+            let_go = gateway.fleet.promise(plan.order[0])
+            return Decided(plan=plan, view=view, let_go=let_go)
+
+
+def _waited_for(error: NoEligibleEndpoint, view: FleetView) -> tuple[list[str], float]:
+    """The endpoints that only lack a free place, and what they carry together."""
+    assert isinstance(error.detail, list)
+
+    ids = [each["endpoint"] for each in error.detail if each["rule"] in CAPACITY_RULES]
+    return ids, sum(view.live[each].capacity for each in ids if each in view.live)
 
 
 def candidate_ids(policy: Policy, facts: RequestFacts) -> list[str]:

@@ -11,10 +11,8 @@ SLOW_START = 2.0  # an endpoint back from an open breaker
 GROWTH = 4.0  # growth a success is GROWTH / limit …
 GROWTH_USE_MIN = 0.5  # … when at least so much of the limit is in use
 CUT = 0.9
-PROBE_FIRST_S = 15.0  # at a known ceiling, until one request more is tried …
-PROBE_MAX_S = 240.0  # … doubling while the ceiling holds
-PROBE_PAUSES = 20.0  # a try may cost a pause: not more than about a twentieth of the time, …
-PROBE_PAUSES_S_MAX = 60.0  # … unless the pauses are long
+PROBE_FIRST_S = 60.0  # at a known ceiling, until one request more is tried …
+PROBE_MAX_S = 600.0  # … doubling while the ceiling holds
 COOL_DOWN_FIRST_S = 1.0  # a 429 that names no time; doubles while they go on
 COOL_DOWN_MAX_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
@@ -43,8 +41,8 @@ class Capacity:
     """
 
     __slots__ = (
-        "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_pause_s", "_probe_after_s",
-        "_probe_at_s", "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_telemetry", "limit",
+        "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
+        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_telemetry", "limit",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,7 +55,6 @@ class Capacity:
         self._telemetry: tuple[float, float] | None = None  # (load, at)
         self._pushed_at_s = -math.inf  # when the last round of refusals was heard of
         self._survivors = 0  # requests that it left in flight
-        self._pause_s = 0.0  # what it cost
         self._ceiling: int | None = None
         self._probe_at_s = 0.0
         self._probe_after_s = PROBE_FIRST_S
@@ -97,8 +94,7 @@ class Capacity:
         fitted, self._survivors = self._survivors, 0
         held = self._ceiling is not None and fitted <= self._ceiling
         self._probe_after_s = min(PROBE_MAX_S, self._probe_after_s * 2) if held else PROBE_FIRST_S
-        paid_s = min(PROBE_PAUSES_S_MAX, PROBE_PAUSES * self._pause_s)
-        self._probe_at_s = now_s + max(self._probe_after_s, paid_s)
+        self._probe_at_s = now_s + self._probe_after_s
         self._ceiling = fitted
         self.limit = min(self.limit, float(fitted))
 
@@ -119,7 +115,6 @@ class Capacity:
         if dispatched_at_s >= self._pushed_at_s:
             self._pushed_at_s = now_s
             self._survivors = in_flight
-            self._pause_s = 0.0
             if dispatched_at_s >= self._cut_at_s:
                 self._cut(in_flight, now_s)
         self._survivors = max(0, min(self._survivors, in_flight - 1))
@@ -129,9 +124,8 @@ class Capacity:
                 return
             retry_after_s = min(COOL_DOWN_MAX_S, COOL_DOWN_FIRST_S * 2.0 ** min(self._in_row, 16))
             self._in_row += 1
-        pause_s = min(RETRY_AFTER_MAX_S, max(0.0, retry_after_s))
-        self._pause_s = max(self._pause_s, pause_s)
-        self._cooling_until_s = max(self._cooling_until_s, now_s + pause_s)
+        until_s = now_s + min(RETRY_AFTER_MAX_S, max(0.0, retry_after_s))
+        self._cooling_until_s = max(self._cooling_until_s, until_s)
 
     def is_old_news(self, dispatched_at_s: float) -> bool:
         """Of a push-back: its request left before the last round of them was heard of."""

@@ -231,6 +231,23 @@ class Fleet:
         live.probes.sent(cost_nanos, now_s)
         return True
 
+    def promise(self, endpoint_id: str) -> Callable[[], None]:
+        """A decision has chosen this endpoint: its place counts as taken until what is returned
+        is called, once the request has been `started` or will never be. Again changes nothing."""
+        live = self._by_id.get(endpoint_id)
+        if live is None:
+            return _nothing
+        live.promise(1)
+        is_kept = True
+
+        def let_go() -> None:
+            nonlocal is_kept
+            if is_kept:
+                is_kept = False
+                live.promise(-1)
+
+        return let_go
+
     # Learning
 
     def started(self, endpoint_id: str) -> None:
@@ -384,6 +401,10 @@ class Fleet:
         self._credits.amount = min(CREDITS_MAX, max(0.0, state.credits))
         self._snapshot = None
         return True
+
+
+def _nothing() -> None:
+    pass
 
 
 def _kind_of(facts: RequestFacts) -> tuple[str, str, int | None, bool]:

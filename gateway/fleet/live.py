@@ -29,6 +29,7 @@ class LiveEndpoint:
         "in_flight",
         "num_rate_limited",
         "probes",
+        "promised",
         "seed",
         "started",
     )  # fmt: skip
@@ -43,6 +44,7 @@ class LiveEndpoint:
         self.started = MinuteCounter()
         self.num_rate_limited = MinuteCounter()
         self.in_flight = 0
+        self.promised = 0  # decided for and not begun: a burst must not decide by one and the same
         self._cache_seen = 0.0
         self._cache_expected = 0.0
         # The view of a closed endpoint without cached tokens, until its in-flight count changes;
@@ -59,6 +61,10 @@ class LiveEndpoint:
     def begin(self, now_s: float) -> None:
         self.in_flight += 1
         self.started.add(now_s)
+        self.calm_view = None
+
+    def promise(self, places: int) -> None:
+        self.promised += places
         self.calm_view = None
 
     def end(self) -> None:
@@ -78,7 +84,7 @@ class LiveEndpoint:
         state, reopens_in_s = self.shut(now_s)
         built = EndpointLive(
             endpoint_id=self.endpoint.id,
-            in_flight=self.in_flight,
+            in_flight=self.in_flight + self.promised,
             capacity=self.capacity.now(self.in_flight, now_s),
             breaker=state,
             reopens_in_s=reopens_in_s,

@@ -41,6 +41,7 @@ from gateway.policy.thresholds import is_below_preferred
 
 BAND = 1.10  # a mean score this close to the best may be taken for free
 HOUR_S = 3_600.0
+PANIC_AFTER_S = 2.0  # a pause that ends sooner is waited for, rather than try a broken endpoint
 NAMES_MAX = 8  # endpoints or models named in an error message; `detail` has them all
 _BALANCING = frozenset({"fastest", "balanced"})
 _SORTS: dict[str, str] = {"price": "price", "throughput": "throughput", "latency": "latency"}
@@ -118,6 +119,7 @@ def decide(
         snapshot_id=view.snapshot.id,
         seed=seed,
         explored=explored,
+        is_panic=bool(panic),
     )
 
 
@@ -332,7 +334,7 @@ def _candidates(
 
 def _panic(found: Filtered, facts: RequestFacts) -> tuple[Filtered, str]:
     """Every breaker open: the one that reopens soonest, alone. Anything else: the error."""
-    if not found.open_breakers or found.num_full:
+    if not found.open_breakers or found.free_in_s <= PANIC_AFTER_S:
         raise _none_eligible(found, facts)
     soonest = min(found.open_breakers, key=lambda each: (each[1].reopens_in_s, each[0].id))
     excluded = [each for each in found.excluded if each[0] != soonest[0].id]
@@ -346,13 +348,14 @@ def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
     error = NoEligibleEndpoint(
         f"no endpoint of {facts.models[0]!r} can take this request: {'; '.join(listed)}"
         + (f"; and {more} more" if more else ""),
-        retry_after_s=1.0 if found.num_full else None,
+        retry_after_s=max(1.0, found.free_in_s) if found.num_full else None,
         detail=[
             {"endpoint": eid, "rule": reason.split(":", 1)[0], "reason": reason}
             for eid, reason in found.excluded
         ],
     )
     error.is_capacity = found.num_full > 0
+    error.free_in_s = found.free_in_s if found.num_full else 0.0
     if found.excluded and all(reason.startswith("surface:") for _, reason in found.excluded):
         # The caller asked the wrong API of this model; no time and no other state would help.
         error.status, error.type = InvalidRequest.status, InvalidRequest.type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 
 from gateway.core import EndpointLive, FleetView, Lane, PriceRow, ProviderPreferences, RequestFacts
 from gateway.policy.policy import Indexed, Policy
@@ -13,6 +14,8 @@ from gateway.prices.rows import STANDARD, UNPRICED, bucket_picos, pick_row, tier
 
 # Needs that an endpoint whose capabilities are known must have; the rest pass through as they are.
 HARD_NEEDS = frozenset({"tools", "json_schema", "json_object", "vision", "audio"})
+BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
+CAPACITY_RULES = frozenset({"capacity", "pause"})  # a short wait may help against these
 NOT_SEEN = EndpointLive(endpoint_id="")
 _NO_PREFERENCES = ProviderPreferences()
 
@@ -33,7 +36,8 @@ class Filtered:
     eligible: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # the last: index of the model
     excluded: list[tuple[str, str]]  # endpoint id, "rule: sentence"
     open_breakers: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # nothing else against them
-    num_full: int  # excluded by learned capacity alone
+    num_full: int  # excluded by learned capacity, or a pause it asked for, alone
+    free_in_s: float = inf  # when the first of those may be sent to; 0 = as soon as a request ends
 
 
 def filter_endpoints(
@@ -52,6 +56,7 @@ def filter_endpoints(
     max_tokens = facts.max_tokens or 0
     is_picky = facts.preferences != _NO_PREFERENCES
     has_limit = preference.input_picos_max is not None or preference.output_picos_max is not None
+    is_batch = facts.lane is Lane.BATCH
     for one, model_idx in _pool(facts, policy):
         # Written out, as most endpoints pass: the call that finds the reason is for the others.
         reason = None
@@ -83,20 +88,30 @@ def filter_endpoints(
             reason = "tried: this request was already sent there"
         if reason is None:
             live = live_of.get(one.id, NOT_SEEN)
-            if live.breaker == "open":
+            if live.is_cooling:
+                found.num_full += 1
+                found.free_in_s = min(found.free_in_s, live.reopens_in_s)
+                reason = f"pause: it asked not to be called for {live.reopens_in_s:.1f} s more"
+            elif live.breaker == "open":
                 found.open_breakers.append((one, live, row, model_idx))
                 reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
-            elif live.in_flight >= live.capacity:
+            elif live.in_flight >= (batch_limit(live.capacity) if is_batch else live.capacity):
                 found.num_full += 1
+                found.free_in_s = 0.0
                 reason = (
                     f"capacity: {live.in_flight} requests in flight, learned limit "
-                    f"{live.capacity:.1f}"
+                    f"{live.capacity:.1f}" + (", less a place kept free of batch" * is_batch)
                 )
             else:
                 found.eligible.append((one, live, row, model_idx))
                 continue
         found.excluded.append((one.id, reason))
     return found
+
+
+def batch_limit(capacity: float) -> float:
+    """What batch may fill: whoever waits for an answer finds a place, or one about to be free."""
+    return max(1.0, capacity - max(1.0, BATCH_HEADROOM * capacity))
 
 
 def _pool(facts: RequestFacts, policy: Policy) -> list[tuple[Indexed, int]]:

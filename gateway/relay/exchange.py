@@ -176,11 +176,10 @@ class Exchange:
     async def _attempt_it(self) -> Event | None:
         shop, job = self._shop, self._job
         built = self._build()
-        # A plan of one may be the panic plan: the endpoint that reopens soonest, tried early.
-        is_panic = len(job.plan.order) == 1
-        if built is None or not shop.fleet.may_probe(self.endpoint.id, in_panic=is_panic):
+        if built is None or not shop.fleet.may_probe(self.endpoint.id, in_panic=job.plan.is_panic):
             return Skipped(self._attempt)
         shop.fleet.started(self.endpoint.id)
+        job.let_go()
         self._is_in_flight = True
         try:
             self._hold = await shop.ledger.reserve(self._hold_request(built))

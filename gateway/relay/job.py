@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -59,6 +59,7 @@ class RelayJob:
     parsed: ParsedRequest
     policy: Policy
     headers: Mapping[str, str] = field(default_factory=dict)  # the client's, lower-case names
+    let_go: Callable[[], None] = lambda: None  # of the place promised; the first attempt has begun
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Requests at a given rate whatever becomes of them, as a crowd of independent clients sends them."""
+"""Requests at a given rate whatever becomes of them, as many independent clients send them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def simulator_processes(
     try:
         with httpx.Client(timeout=30) as http:
             running = {}
-            for profile in profiles:
+            for _ in profiles:
                 line = process.stdout.readline()
                 assert line, "the simulator ended at start"
                 ready = json.loads(line)

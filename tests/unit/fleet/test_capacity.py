@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.fleet.capacity import RETRY_AFTER_MAX_S, Capacity
+from gateway.fleet.capacity import PROBE_FIRST_S, RETRY_AFTER_MAX_S, Capacity
 
 
 def test_success_grows_the_limit_by_four_over_it_only_when_half_is_used() -> None:
@@ -135,3 +135,62 @@ def test_stale_account_counts_as_full_and_a_vanished_one_no_more() -> None:
     assert capacity.now(3, 2.5) == 3.0
     assert capacity.now(0, 2.5) == 1.0
     assert capacity.now(3, 61.0) == 64.0
+
+
+def round_of_refusals(capacity: Capacity, fitted: int, refused: int, now_s: float) -> None:
+    """A burst of which `fitted` are served and the rest refused, each ending as it is."""
+    for in_flight in range(fitted + refused, fitted, -1):
+        capacity.pushed_back(in_flight, now_s, 1.0, now_s + 0.01)
+    capacity.succeeded(fitted, None, now_s + 0.5, now_s)
+
+
+def test_those_served_while_others_are_refused_tell_how_many_fit() -> None:
+    capacity = Capacity()
+    round_of_refusals(capacity, fitted=8, refused=30, now_s=10.0)
+
+    assert capacity.limit == 8.0
+
+
+def test_known_ceiling_holds_until_one_request_more_is_tried() -> None:
+    capacity = Capacity()
+    round_of_refusals(capacity, fitted=8, refused=1, now_s=10.0)
+    for second in range(12, 60):
+        capacity.succeeded(8, None, float(second), second - 0.5)
+    assert capacity.limit == 8.0
+    capacity.succeeded(8, None, 10.5 + PROBE_FIRST_S, 70.0)
+
+    assert 8.0 < capacity.limit <= 9.0
+
+
+def test_ceiling_that_held_is_tried_half_as_often() -> None:
+    capacity = Capacity()
+    round_of_refusals(capacity, fitted=8, refused=1, now_s=10.0)
+    round_of_refusals(capacity, fitted=8, refused=1, now_s=80.0)
+    capacity.succeeded(8, None, 80.5 + PROBE_FIRST_S, 140.0)
+    assert capacity.limit == 8.0
+    capacity.succeeded(8, None, 80.5 + 2 * PROBE_FIRST_S, 200.0)
+
+    assert capacity.limit > 8.0
+
+
+def test_more_than_fitted_before_lifts_the_ceiling() -> None:
+    capacity = Capacity()
+    round_of_refusals(capacity, fitted=8, refused=1, now_s=10.0)
+    for _ in range(4):
+        capacity.succeeded(8, None, 71.0, 70.9)
+    capacity.succeeded(9, None, 72.0, 71.5)
+    for _ in range(40):
+        capacity.succeeded(math.ceil(capacity.limit), None, 73.0, 72.5)
+
+    assert capacity.limit > 16.0
+
+
+def test_refusals_that_spare_nobody_name_no_ceiling() -> None:
+    capacity = Capacity()
+    for in_flight in range(20, 0, -1):  # a limit on requests a minute refuses all alike
+        capacity.pushed_back(in_flight, 1.0, 1.0, 1.1)
+    assert capacity.limit == pytest.approx(18.0)
+    for second in range(3, 40):
+        capacity.succeeded(math.ceil(capacity.limit), None, float(second), second - 0.5)
+
+    assert capacity.limit > 20.0
