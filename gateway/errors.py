@@ -190,6 +190,7 @@ class FailureClass(enum.StrEnum):
     CONTENT_REFUSED = "content_refused"
     CONTEXT_TOO_LONG = "context_too_long"
     STREAM_BROKEN = "stream_broken"  # after the first generated token
+    UNTRANSLATABLE = "untranslatable"  # no words for it in the caller's dialect
     CLIENT_GONE = "client_gone"
 
 
@@ -218,5 +219,6 @@ FAILURES: dict[FailureClass, FailurePolicy] = {
     FailureClass.CONTENT_REFUSED: FailurePolicy(False, False, False, passes_answer=True),
     FailureClass.CONTEXT_TOO_LONG: FailurePolicy(True, False, False, passes_answer=True),
     FailureClass.STREAM_BROKEN: FailurePolicy(False, True, False),
+    FailureClass.UNTRANSLATABLE: FailurePolicy(False, False, False),
     FailureClass.CLIENT_GONE: FailurePolicy(False, False, False),
 }

@@ -7,9 +7,6 @@ import secrets as token_source
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
-from gateway.core import dollars
 from gateway.errors import ApiError, FailureClass
 from gateway.fleet.fleet import Fleet
 from gateway.ledger.ledger import Ledger
@@ -20,13 +17,17 @@ from gateway.relay.attempts import AttemptMachine
 from gateway.relay.client_side import ClientSide
 from gateway.relay.endings import (
     STREAM_HEADERS,
+    Unwritable,
+    add_up,
     answer_headers,
     api_error,
     draining_error,
+    error_headers,
     in_band,
     passed_error,
     plain_headers,
     untranslatable,
+    usage_extra,
     warnings_of,
 )
 from gateway.relay.exchange import Exchange, Workshop
@@ -59,7 +60,7 @@ from gateway.relay.moves import (
     Tick,
 )
 from gateway.relay.retry_budget import RetryBudget
-from gateway.wire.pieces import Dialect, Piece, StreamWriter
+from gateway.wire.pieces import Dialect, Piece, StreamWriter, WireError
 from gateway.wire.translate import CannotTranslate, translate_answer
 from gateway.wire.writers import keep_alive, stream_writer
 
@@ -183,6 +184,8 @@ class _Run:
                 event = await self._mailbox.next(deadline - clock())
                 actions = machine.handle(event if event is not None else Tick(), clock())
                 self._account(event, actions)
+        except Unwritable as error:
+            await self._break_off(error.said)
         finally:
             watcher.cancel()
             for exchange in self._exchanges:
@@ -191,7 +194,7 @@ class _Run:
                     exchange.outcome.client_gone = True
                     exchange.cancel(FailureClass.CLIENT_GONE)
                     exchange.close_books()
-        return self._summed()
+        return add_up(self._result, self._exchanges)
 
     def stop(self) -> None:
         self._mailbox.post(Stop(), is_urgent=True)
@@ -269,18 +272,27 @@ class _Run:
             frames = b"".join([writer.write(piece) for piece in pieces])
         if frames:
             await self._client.send(frames)
+        if writer.failed is not None:
+            raise Unwritable(writer.failed)
 
     async def _finish_stream(self, exchange: Exchange) -> None:
+        writer = self._writer
+        assert writer is not None
+        exchange.outcome.protocol_faults += writer.protocol_faults
         exchange.completed()
         exchange.close_books()
-        assert self._writer is not None
-        extra: dict[str, object] | None = None
-        if exchange.settlement is not None and self._job.parsed.include_usage:
-            # A JSON number with all its digits, which a float would not keep.
-            extra = {"cost": msgspec.Raw(dollars(exchange.settlement.cost_nanos).encode())}
+        extra, usage = usage_extra(exchange, include_cost=self._job.parsed.include_usage)
         self._note_answer(exchange, 200)
-        await self._client.send(self._writer.finish(extra))
+        await self._client.send(writer.finish(extra, usage))
         await self._client.end()
+
+    async def _break_off(self, said: WireError) -> None:
+        """End an answer that goes on upstream: what was generated is paid, the rest is spared."""
+        exchange = self._exchanges[self._machine.attempt - 1]
+        exchange.cancel(FailureClass.UNTRANSLATABLE)
+        exchange.close_books()
+        self._result.error_code = said.code
+        await self._refuse(untranslatable(said.message))
 
     async def _deliver(self, exchange: Exchange) -> None:
         job, body = self._job, exchange.reading.body
@@ -297,13 +309,18 @@ class _Run:
                     request_id=job.request_id,
                 )
             except CannotTranslate as error:
+                # Nothing of it reaches the client, so it is not the client's to pay.
+                exchange.outcome.is_committed = False
+                exchange.outcome.failure = FailureClass.UNTRANSLATABLE.value
                 exchange.close_books()
-                await self._refuse(untranslatable(error))
+                self._result.endpoint_id = exchange.endpoint.id
+                await self._refuse(untranslatable(error.message))
                 return
         exchange.close_books()
         status = exchange.outcome.status
         self._note_answer(exchange, status)
-        await self._start(status, plain_headers(exchange, is_translated=is_translated))
+        headers = plain_headers(exchange, body, is_translated=is_translated)
+        await self._start(status, headers)
         await self._client.send(body)
         await self._client.end()
 
@@ -350,7 +367,7 @@ class _Run:
         fault = exchange.reading.fault
         self._result.status = status
         self._result.error_code = (fault.error.code or fault.failure) if fault is not None else ""
-        await self._start(status, [(b"content-type", b"application/json")], exchange)
+        await self._start(status, error_headers(body), exchange)
         await self._client.send(body)
         await self._client.end()
 
@@ -379,20 +396,3 @@ class _Run:
         result = self._result
         result.status = status
         result.endpoint_id = exchange.endpoint.id
-
-    def _summed(self) -> RelayResult:
-        result = self._result
-        for exchange in self._exchanges:
-            if not exchange.is_counted:
-                continue
-            result.outcomes.append(exchange.outcome)
-            result.endpoint_id = result.endpoint_id or exchange.endpoint.id
-            if exchange.settled is not None:
-                result.cost_nanos += exchange.settled.cost_nanos
-                result.billed_nanos += exchange.settled.billed_nanos
-            if exchange.outcome.is_committed or exchange.outcome.client_gone:
-                result.endpoint_id = exchange.endpoint.id
-                if exchange.settlement is not None:
-                    result.usage = exchange.settlement.usage
-                    result.is_estimated = exchange.settlement.is_estimated
-        return result

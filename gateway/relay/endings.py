@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.core import dollars
 from gateway.errors import (
     FAILURES,
@@ -15,10 +17,10 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.relay.exchange import Exchange
-from gateway.relay.job import Headers
+from gateway.relay.job import Headers, RelayResult
 from gateway.wire.errors import error_body
 from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface, WireError
-from gateway.wire.translate import CannotTranslate
+from gateway.wire.usage import Usage
 
 WARNING_BYTES_MAX = 1_024
 
@@ -46,6 +48,14 @@ _REASONS: dict[FailureClass, str] = {
 SECRET_CHARS_MIN = 8  # shorter ones are placeholders, and would redact ordinary words
 
 
+class Unwritable(Exception):
+    """The client's dialect cannot hold what comes; its writer has ended the stream in band."""
+
+    def __init__(self, said: WireError) -> None:
+        super().__init__(said.message)
+        self.said = said
+
+
 def answer_headers(
     exchange: Exchange | None, num_attempts: int, warnings: Sequence[str]
 ) -> Headers:
@@ -65,16 +75,39 @@ def answer_headers(
     return headers
 
 
-def plain_headers(exchange: Exchange, *, is_translated: bool) -> Headers:
-    """Of a plain answer: its type and its cost."""
+def plain_headers(exchange: Exchange, body: bytes, *, is_translated: bool) -> Headers:
+    """Of a plain answer: its type, its length and its cost."""
     content_type = dict(exchange.headers).get(b"content-type", b"")
     if is_translated or not content_type.startswith(b"application/json"):
         content_type = b"application/json"  # whatever it is called, it was read as JSON
-    headers = [(b"content-type", content_type)]
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     if exchange.settlement is not None:
         cost = dollars(exchange.settlement.cost_nanos).encode()
         headers.append((b"x-looprouter-cost", cost))
     return headers
+
+
+def error_headers(body: bytes) -> Headers:
+    """Of an upstream's error that is passed on."""
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+def usage_extra(
+    exchange: Exchange, *, include_cost: bool
+) -> tuple[dict[str, object] | None, Usage | None]:
+    """(what the usage of a stream says beyond tokens, our own count where the upstream has none).
+
+    The cost is a JSON number with all its digits, which a float would not keep.
+    """
+    settlement = exchange.settlement
+    if settlement is None:
+        return None, None
+    extra: dict[str, object] = {}
+    if include_cost:
+        extra["cost"] = msgspec.Raw(dollars(settlement.cost_nanos).encode())
+    if not settlement.is_estimated:
+        return extra or None, None
+    return {**extra, "is_estimated": True}, settlement.usage
 
 
 def warnings_of(exchange: Exchange) -> list[str]:
@@ -152,9 +185,9 @@ def draining_error() -> ApiError:
     return Draining("the gateway is shutting down and this answer was cut short; send it again")
 
 
-def untranslatable(error: CannotTranslate) -> ApiError:
+def untranslatable(why: str) -> ApiError:
     """A good answer that the caller's dialect has no words for."""
-    return UpstreamFailed(f"the answer cannot be put into the caller's dialect: {error.message}")
+    return UpstreamFailed(f"the answer cannot be put into the caller's dialect: {why}")
 
 
 def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> WireError:
@@ -193,6 +226,24 @@ def describe_failure(exchange: Exchange, failure: FailureClass, secret: str | No
     if secret and len(secret) >= SECRET_CHARS_MIN:
         message = message.replace(secret, "[redacted]")
     return f"{said}: {message}"
+
+
+def add_up(result: RelayResult, exchanges: Sequence[Exchange]) -> RelayResult:
+    """Fill in what all attempts together came to."""
+    for exchange in exchanges:
+        if not exchange.is_counted:
+            continue
+        outcome, settlement = exchange.outcome, exchange.settlement
+        result.outcomes.append(outcome)
+        result.endpoint_id = result.endpoint_id or exchange.endpoint.id
+        if exchange.settled is not None:
+            result.cost_nanos += exchange.settled.cost_nanos
+            result.billed_nanos += exchange.settled.billed_nanos
+        if outcome.is_committed or outcome.client_gone:
+            result.endpoint_id = exchange.endpoint.id
+            if settlement is not None:
+                result.usage, result.is_estimated = settlement.usage, settlement.is_estimated
+    return result
 
 
 def _ascii(text: str) -> bytes:

@@ -94,6 +94,9 @@ class StreamReader(Protocol):
 class StreamWriter(Protocol):
     """Pieces in, bytes of the client's dialect out."""
 
+    failed: WireError | None  # it had to end the stream itself, and has told the client in band
+    protocol_faults: int  # frames that it could not read, and left out
+
     def write(self, piece: Piece) -> bytes:
         """The frames this piece becomes; empty when the client must not see it."""
         ...
@@ -102,6 +105,9 @@ class StreamWriter(Protocol):
         """The in-band error frame of the client's dialect; never followed by an end mark."""
         ...
 
-    def finish(self, extra: dict[str, object] | None) -> bytes:
-        """Whatever is still owed: the usage frame if asked for, `extra` merged in, and the end."""
+    def finish(self, extra: dict[str, object] | None, usage: Usage | None = None) -> bytes:
+        """Whatever is still owed: the usage frame if asked for, `extra` merged in, and the end.
+
+        `usage` stands in where the upstream said none.
+        """
         ...

@@ -69,10 +69,13 @@ class ChunkWriter:
     """
 
     def __init__(self, surface: Surface, *, include_usage: bool) -> None:
+        self.failed: WireError | None = None
+        self.protocol_faults = 0
         self._surface = surface
         self._include_usage = include_usage
         self._usage: Usage | None = None  # the last one said, and the frame that said it
         self._usage_payload = b""
+        self._last_payload = b""
         self._is_over = False
 
     def write(self, piece: Piece) -> bytes:
@@ -85,25 +88,32 @@ class ChunkWriter:
                 payload = _without_usage(payload)
         if piece.kind is _USAGE:
             return b""
+        self._last_payload = payload
         return b"data: " + payload + b"\n\n" if b"\n" not in payload else frame(payload)
 
     def error(self, error: WireError, request_id: str) -> bytes:
         self._is_over = True
         return sse_error(self._surface, error, request_id)
 
-    def finish(self, extra: dict[str, object] | None) -> bytes:
+    def finish(self, extra: dict[str, object] | None, usage: Usage | None = None) -> bytes:
         if self._is_over:
             return b""
         self._is_over = True
-        if self._usage is None:
+        if self._usage is not None:
+            return frame(_usage_frame(self._usage_payload, self._usage, extra)) + _DONE
+        if usage is None or not self._include_usage:
             return _DONE
-        return frame(_usage_frame(self._usage_payload, self._usage, extra)) + _DONE
+        # The last frame lends id, model and the rest; its own usage was absent or of no use.
+        last = _without_usage(self._last_payload)
+        return frame(_usage_frame(last, usage, extra)) + _DONE
 
 
 class EventWriter:
     """Messages and responses: every event under its name, the end marks as the upstream's."""
 
     def __init__(self, surface: Surface, *, include_usage: bool) -> None:
+        self.failed: WireError | None = None
+        self.protocol_faults = 0
         self._surface = surface
         self._include_usage = include_usage
         self._held: list[tuple[bytes, str]] = []  # from the frame with the final usage on
@@ -147,7 +157,7 @@ class EventWriter:
             response=_created_response(self._created),
         )
 
-    def finish(self, extra: dict[str, object] | None) -> bytes:
+    def finish(self, extra: dict[str, object] | None, usage: Usage | None = None) -> bytes:
         if self._is_over:
             return b""
         self._is_over = True

@@ -80,6 +80,7 @@ class ChatFromMessages:
     def __init__(
         self, *, include_usage: bool, model: str = "", request_id: str = "", created: int = 0
     ) -> None:
+        self.failed: WireError | None = None
         self.protocol_faults = 0
         self._include_usage = include_usage
         self._model, self._id, self._created = model, request_id, created
@@ -122,15 +123,15 @@ class ChatFromMessages:
         self._is_over = True
         return sse_error(Surface.CHAT, error, request_id)
 
-    def finish(self, extra: dict[str, object] | None) -> bytes:
+    def finish(self, extra: dict[str, object] | None, usage: Usage | None = None) -> bytes:
         if self._is_over:
             return b""
         frames = b"" if self._has_finish else self._finish(_Delta(stop_reason="end_turn"))
         self._is_over = True
-        if self._include_usage and self._usage is not None:  # unknown is not zero
-            usage = encode(chat_usage(self._usage, extra))
+        said = self._usage or usage
+        if self._include_usage and said is not None:  # unknown is not zero
             head = self._before[: self._before.index(b',"choices":')]
-            frames += head + b',"choices":[],"usage":' + usage + b"}\n\n"
+            frames += head + b',"choices":[],"usage":' + encode(chat_usage(said, extra)) + b"}\n\n"
         return frames + DONE_FRAME
 
     def _role(self) -> bytes:

@@ -75,7 +75,7 @@ class MessagesFromChat:
     """A StreamWriter. `model` and `request_id` stand in where the upstream names none.
 
     `include_usage` changes nothing: that dialect always tells the usage. `failed` is set when
-    the stream passed a limit; the client has then been told in band.
+    the stream passed a limit.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class MessagesFromChat:
         self._is_over = True
         return sse_error(Surface.MESSAGES, error, request_id)
 
-    def finish(self, extra: dict[str, object] | None) -> bytes:
+    def finish(self, extra: dict[str, object] | None, usage: Usage | None = None) -> bytes:
         if self._is_over:
             return b""
         frames = b"" if self._has_started else self._begin(ChatAnswer(), is_late=True)
@@ -156,7 +156,7 @@ class MessagesFromChat:
         delta: dict[str, object] = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": met},
-            "usage": messages_usage(self._usage or Usage(), extra),
+            "usage": messages_usage(self._usage or usage or Usage(), extra),
         }
         return (
             frames

@@ -67,6 +67,7 @@ async def test_plain_answer_passes_byte_for_byte_with_its_cost(tmp_path: Path) -
     assert client.body == odd
     assert client.headers == {
         "content-type": "application/json",
+        "content-length": str(len(odd)),
         "x-looprouter-cost": "0.000015",
         "x-looprouter-endpoint": "a/m",
         "x-looprouter-attempts": "1",
