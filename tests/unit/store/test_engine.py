@@ -185,30 +185,31 @@ async def test_postgresql_session_is_in_utc_and_named(postgres: Store) -> None:
 
 
 async def test_task_cancelled_within_a_transaction_leaves_no_lock_behind(
-    store: Store,
+    tmp_path: Path, anyio_backend: str
 ) -> None:
     """Its cursors may live on in a traceback until they are collected, so nothing is, here."""
-
-    async def write(name: str) -> None:
-        async with store.begin() as connection:
-            rows = [{"key": f"{name}-{place}", "value": "1"} for place in range(200)]
-            await connection.execute(insert(meta), rows)
-            await connection.execute(select(meta.c.key))
-
     is_enabled = gc.isenabled()
     gc.disable()
     try:
-        for attempt in range(30):
-            tasks = [asyncio.create_task(write(f"{attempt}-{place}")) for place in range(3)]
-            await asyncio.sleep(0.0005 * attempt)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            async with store.begin() as connection:
-                await connection.execute(insert(meta).values(key=str(attempt), value="1"))
+        async with sqlite_store(tmp_path) as store:
+            for attempt in range(30):
+                writers = (_write_many(store, f"{attempt}-{place}") for place in range(3))
+                tasks = [asyncio.create_task(writer) for writer in writers]
+                await asyncio.sleep(0.0005 * attempt)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await _write_many(store, str(attempt))
     finally:
         if is_enabled:
             gc.enable()
+
+
+async def _write_many(store: Store, name: str) -> None:
+    async with store.begin() as connection:
+        rows = [{"key": f"{name}-{place}", "value": "1"} for place in range(200)]
+        await connection.execute(insert(meta), rows)
+        await connection.execute(select(meta.c.key))
 
 
 async def test_closed_sqlite_connection_gives_its_lock_up_while_a_cursor_lives(
