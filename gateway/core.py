@@ -274,6 +274,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     explored: bool = False  # paid one exploration credit
     is_panic: bool = False  # every breaker is open; the first of the order is tried early
+    models: tuple[str, ...] = ()  # the public model of each in `order`; empty: all are `model`'s
+
+    def model_of(self, endpoint_id: str) -> str:
+        """The public model that an endpoint of `order` serves for."""
+        return self.models[self.order.index(endpoint_id)] if self.models else self.model
 
 
 class AttemptOutcome(msgspec.Struct, kw_only=True):

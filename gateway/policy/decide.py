@@ -120,6 +120,9 @@ def decide(
         seed=seed,
         explored=explored,
         is_panic=bool(panic),
+        models=tuple([_model_of(eid, facts, policy) for eid in order])
+        if len(facts.models) > 1
+        else (),
     )
 
 

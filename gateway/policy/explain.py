@@ -15,6 +15,7 @@ def explain(plan: Plan) -> dict[str, object]:
         "route": plan.route,
         "prefer": plan.preference,
         "order": list(plan.order),
+        **({"models": list(plan.models)} if plan.models else {}),
         "explored": plan.explored,
         "policy_version": plan.policy_version,
         "snapshot_id": plan.snapshot_id,

@@ -43,6 +43,8 @@ BUFFERED_BYTES_MAX = 64 * 1024
 # A stream without one generated token is a true answer only if it ended for one of other reasons
 # than "the model was done", or if the provider says that it generated something (hidden reasoning).
 DONE_FINISHES = frozenset({"", "stop", "end_turn", "completed", "stop_sequence"})
+# Of the request, not of the endpoint; but another model that the caller named may take it.
+_OTHER_MODEL_MAY = frozenset({FailureClass.CONTENT_REFUSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class AttemptLimits:
 
     is_stream: bool
     num_choices: int = 1
-    retries_max: int = 2  # attempts after the first, each on another endpoint
+    retries_max: int = 2  # attempts after the first, each on another endpoint; of one model
     total_s: float = 600.0  # the whole request
     idle_s: float = 30.0  # no byte from upstream, after the first token
     content_s: float = 300.0  # no content, though bytes (comments) may come
@@ -71,14 +73,26 @@ class AttemptMachine:
         *,
         now: float,
         may_retry: Callable[[], bool],
+        models: Sequence[str] = (),
     ) -> None:
-        """`order`: distinct endpoint ids, best first. `may_retry` spends one retry permit."""
+        """`order`: endpoint ids, best first. `may_retry` spends one retry permit.
+
+        `models`: whose each of them is, when the caller named fallback models: once the retries
+        of one are spent, the next one's endpoints are tried.
+        """
+        assert not models or len(models) == len(order)
+
         self.attempt = 0  # number of the running attempt, from 1
         self.committed: int | None = None  # the attempt whose bytes the client gets
         self.is_over = False
         self.is_open = False  # the status line is out
         self.num_retries = 0
-        self._order = tuple(dict.fromkeys(order))
+        whose: dict[str, str] = {}
+        for place, endpoint_id in enumerate(order):
+            whose.setdefault(endpoint_id, models[place] if models else "")
+        self._order, self._models = tuple(whose), tuple(whose.values())
+        self._model = ""  # whose endpoints are being tried
+        self._num_failed = 0  # of them
         self._next_idx = 0
         self._limits = limits
         self._may_retry = may_retry
@@ -164,7 +178,9 @@ class AttemptMachine:
     def _dispatch_next(self, now: float) -> list[Action]:
         if self._next_idx >= len(self._order):
             return self._give_up()
-        endpoint_id = self._order[self._next_idx]
+        endpoint_id, model = self._order[self._next_idx], self._models[self._next_idx]
+        if model != self._model:
+            self._model, self._num_failed = model, 0
         self._next_idx += 1
         self.attempt += 1
         self._is_running = True
@@ -177,7 +193,7 @@ class AttemptMachine:
         return [Dispatch(self.attempt, endpoint_id)]
 
     def _failed(self, event: Failed, now: float) -> list[Action]:
-        policy = FAILURES[event.failure]
+        self._num_failed += 1
         if event.retry_after_s is not None:
             known = self._retry_after_s
             after = event.retry_after_s
@@ -189,16 +205,23 @@ class AttemptMachine:
                 return self._finished([])  # whole, but for the end mark
             self._report = event
             return self._give_up()
-        can_go_on = (
-            policy.falls_over
-            and self._next_idx < len(self._order)
-            and self.num_retries < self._limits.retries_max
-            and now < self._total_at
-        )
-        if not can_go_on or not self._may_retry():
+        next_idx = self._place_after(event.failure)
+        if next_idx is None or now >= self._total_at or not self._may_retry():
             return self._give_up()
+        self._next_idx = next_idx
         self.num_retries += 1
         return self._dispatch_next(now)
+
+    def _place_after(self, failure: FailureClass) -> int | None:
+        """Where to go on: at this model's endpoints while it has retries, else at the next's."""
+        falls_over = FAILURES[failure].falls_over
+        if not falls_over and failure not in _OTHER_MODEL_MAY:
+            return None
+        idx, num = self._next_idx, len(self._order)
+        if not falls_over or self._num_failed > self._limits.retries_max:
+            while idx < num and self._models[idx] == self._model:
+                idx += 1
+        return idx if idx < num else None
 
     def _give_up(self) -> list[Action]:
         report = self._report

@@ -38,6 +38,7 @@ from gateway.relay.job import (
     RelayLimits,
     RelayResult,
     attempt_limits,
+    fallback_models,
 )
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.moves import (
@@ -165,6 +166,7 @@ class _Run:
             may_retry=lambda: retries.take(
                 tenant_id, shop.clock(), share=retry.budget_share, floor=retry.floor
             ),
+            models=fallback_models(job),
         )
         self._exchanges: list[Exchange] = []
         self._writer: StreamWriter | None = None

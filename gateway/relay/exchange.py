@@ -260,7 +260,7 @@ class Exchange:
             request_id=job.request_id,
             caller=job.caller,
             endpoint_id=endpoint.id,
-            model=job.plan.model,
+            model=job.plan.model_of(endpoint.id),
             surface=job.surface.value,
             stream=job.parsed.stream,
             hold_nanos=hold_for(

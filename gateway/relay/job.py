@@ -59,6 +59,7 @@ class RelayJob:
     parsed: ParsedRequest
     policy: Policy
     headers: Mapping[str, str] = field(default_factory=dict)  # the client's, lower-case names
+    output_tokens_expected: float = 200.0  # of one choice
     let_go: Callable[[], None] = lambda: None  # of the place promised; the first attempt has begun
 
 
@@ -96,3 +97,8 @@ def attempt_limits(job: RelayJob) -> AttemptLimits:
         early_open_s=timeouts.status_line_s,
         keep_alive_s=policy.keep_alive_s or 0.0,
     )
+
+
+def fallback_models(job: RelayJob) -> tuple[str, ...]:
+    """The model of each endpoint in the plan, where the caller wants one model after the other."""
+    return job.plan.models if job.facts.preferences.partition == "model" else ()

@@ -77,6 +77,8 @@ def test_fallback_models_come_after_the_model_asked_for() -> None:
 
     assert list(plan.order) == ["a/x", "b/x", "b/y"]
     assert plan.model == "m"
+    assert plan.models == ("m", "m", "n")
+    assert plan.model_of("b/y") == "n"
 
 
 def test_partition_none_sorts_across_the_fallback_models() -> None:

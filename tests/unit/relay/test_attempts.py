@@ -141,6 +141,41 @@ def test_answer_that_helps_the_caller_is_reported_over_a_later_failure() -> None
     ]
 
 
+def of_models(order: str, models: str, *, may_retry: bool = True) -> AttemptMachine:
+    made = AttemptMachine(order, STREAM, now=0.0, may_retry=lambda: may_retry, models=models)
+    made.start(0.0)
+    return made
+
+
+def test_fallback_model_is_tried_once_the_retries_of_the_model_before_are_spent() -> None:
+    one = of_models("abcdef", "mmmmnn")
+
+    assert one.handle(Failed(1, FailureClass.CONNECT), 0.1) == [Dispatch(2, "b")]
+    assert one.handle(Failed(2, FailureClass.CONNECT), 0.2) == [Dispatch(3, "c")]
+    assert one.handle(Failed(3, FailureClass.CONNECT), 0.3) == [Dispatch(4, "e")]
+    assert one.handle(Failed(4, FailureClass.CONNECT), 0.4) == [Dispatch(5, "f")]
+    assert one.handle(Failed(5, FailureClass.CONNECT), 0.5) == [
+        GiveUp(5, FailureClass.CONNECT, False, None)
+    ]
+
+
+def test_fallback_model_needs_a_permit_of_the_retry_budget_too() -> None:
+    one = of_models("ab", "mn", may_retry=False)
+
+    assert one.handle(Failed(1, FailureClass.CONNECT), 0.1) == [
+        GiveUp(1, FailureClass.CONNECT, False, None)
+    ]
+
+
+def test_refused_content_may_be_taken_by_another_model_but_not_by_the_same_elsewhere() -> None:
+    one = of_models("abc", "mmn")
+
+    assert one.handle(Failed(1, FailureClass.CONTENT_REFUSED), 0.1) == [Dispatch(2, "c")]
+    assert one.handle(Failed(2, FailureClass.CONNECT), 0.2) == [
+        GiveUp(1, FailureClass.CONTENT_REFUSED, False, None)
+    ]
+
+
 def test_skipped_endpoint_costs_no_retry() -> None:
     one = machine("abcd", may_retry=False)
     one = AttemptMachine("abcd", STREAM, now=0.0, may_retry=lambda: False)
