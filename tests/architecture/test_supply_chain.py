@@ -43,6 +43,33 @@ def test_f23_lock_pins_every_requirement_of_the_project_with_hashes() -> None:
         assert pin.hashes
 
 
+@pytest.mark.parametrize("python", ["3.11.0", "3.11.9", "3.12.0", "3.13.0", "3.14.0"])
+@pytest.mark.parametrize("system", ["Linux", "Darwin"])
+def test_f23_lock_is_whole_on_every_python_and_system_we_support(python: str, system: str) -> None:
+    # Hash checking refuses a requirement without a pin, so one that only another Python has
+    # would stop the very first command there.
+    locked = read_lock(LOCK)
+    environment = {
+        "python_version": python.rpartition(".")[0],
+        "python_full_version": python,
+        "implementation_version": python,
+        "platform_system": system,
+        "sys_platform": system.lower(),
+        "extra": "",
+    }
+    missing = [
+        f"{distribution.metadata['Name']} needs {text}"
+        for distribution in metadata.distributions()
+        if canonicalize_name(distribution.metadata["Name"]) in locked
+        for text in distribution.requires or ()
+        for requirement in [Requirement(text)]
+        if canonicalize_name(requirement.name) not in locked
+        and (requirement.marker is None or requirement.marker.evaluate(environment))
+    ]
+
+    assert not missing, ", ".join(missing)
+
+
 def test_f23_torch_and_triton_are_pinned_by_version_and_not_in_the_lock() -> None:
     backend = [Requirement(each) for each in PROJECT["project"]["optional-dependencies"]["backend"]]
     pinned = {each.name: str(each.specifier) for each in backend if each.name in NOT_LOCKED}
