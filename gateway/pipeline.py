@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.core import Caller, FleetView, Plan, RequestFacts
+from gateway.core import Caller, FleetView, Lane, Plan, RequestFacts
 from gateway.errors import ApiError, NoEligibleEndpoint, Overloaded, PermissionDenied
 from gateway.fleet.fleet import Fleet
 from gateway.keys.authenticate import Authenticator
@@ -156,6 +156,7 @@ async def _serve_admitted(
                 facts=facts,
                 plan=decided.plan,
                 snapshot=decided.view.snapshot,
+                output_tokens_expected=decided.view.output_tokens_expected,
                 parsed=parsed,
                 policy=policy,
                 headers=inbound.headers,
@@ -231,6 +232,9 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
             gateway.fleet.accrue_credit(facts)
             if plan.explored:
                 gateway.fleet.spend_credit()
+                if facts.lane is Lane.BATCH:
+                    terms = plan.candidates[0].terms
+                    gateway.fleet.spend_probe(plan.order[0], terms.cost_nanos if terms else 0)
             let_go = gateway.fleet.promise(plan.order[0])
             return Decided(plan=plan, view=view, let_go=let_go)
 

@@ -284,6 +284,7 @@ def _sent_row(sent: Sent, holder_id: str) -> dict[str, Any]:
         "stream": sent.stream,
         "hold_nanos": sent.hold_nanos,
         "prompt_tokens_estimate": sent.prompt_tokens_estimate,
+        "unseen_tokens": sent.unseen_tokens,
         "is_simulated": sent.is_simulated,
         "sent_at": sent.at_unix_s,
         "state": "sent",

@@ -32,6 +32,7 @@ class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_estimate: int = 0
     provider: str = ""  # "" = the part of endpoint_id before the slash
     is_simulated: bool = False
+    unseen_tokens: int = 0  # what may be generated that no progress record has told of yet
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +118,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     tier: str
     prompt_tokens_estimate: int
     at_unix_s: float
+    unseen_tokens: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -174,6 +176,7 @@ def sent_record(request: HoldRequest, leases: tuple[Lease, ...], at_unix_s: floa
         tier=request.tier,
         prompt_tokens_estimate=request.prompt_tokens_estimate,
         at_unix_s=at_unix_s,
+        unseen_tokens=request.unseen_tokens,
     )
 
 

@@ -249,14 +249,20 @@ async def _estimates(connection: AsyncConnection, holder_id: str, now: float) ->
 
 def estimated_end(row: sa.Row[Any], lease_ids: tuple[str, ...], now: float) -> Ended:
     """
-    Settle a `sent` attempt by what is known: the last progress record, or its prompt alone.
+    Settle a `sent` attempt by what is known, and what may have been generated unseen.
 
-    Without a price the whole hold is the estimate: unknown is never free.
+    That is: the last progress record and what can follow it until the next; of a stream without
+    one, its prompt alone, for the first token makes one; of a whole answer, all that is expected.
+    The provider bills what it generated, so the estimate rather errs above it. Without a price
+    the whole hold is the estimate: unknown is never free.
     """
     tokens = {bucket: getattr(row, f"{bucket}_tokens") for bucket in BUCKETS}
     usage = Usage(**tokens)
-    if usage.input_total == 0:
+    has_progress = usage.input_total > 0
+    if not has_progress:
         usage = msgspec.structs.replace(usage, input=row.prompt_tokens_estimate)
+    if has_progress or not row.stream:
+        usage = msgspec.structs.replace(usage, output=usage.output + row.unseen_tokens)
     prices = msgspec.json.decode(row.price_rows or "[]", type=tuple[PriceRow, ...])
     price = pick_row(prices, tier=row.price_tier, context_tokens=usage.input_total)
     cost = cost_nanos(price, usage) if price.is_priced else row.hold_nanos

@@ -39,9 +39,10 @@ from gateway.relay.money import (
     rows_of,
     settlement_for,
     tier_for,
+    unseen_tokens,
 )
 from gateway.relay.moves import Answered, Blocked, Event, Sent, Skipped
-from gateway.relay.reading import Reading
+from gateway.relay.reading import PROGRESS_EVERY_S, Reading
 from gateway.wire.pieces import Dialect, WireError
 from gateway.wire.translate import CannotTranslate
 
@@ -271,6 +272,7 @@ class Exchange:
             prompt_tokens_estimate=job.facts.prompt_tokens,
             provider=endpoint.provider,
             is_simulated=endpoint.is_simulated,
+            unseen_tokens=unseen_tokens(job, endpoint, every_s=PROGRESS_EVERY_S),
         )
 
     def _first_token_timeout_s(self) -> float:

@@ -82,6 +82,22 @@ def hold_for(job: RelayJob, endpoint: Endpoint, *, max_tokens: int | None, body:
     )
 
 
+def unseen_tokens(job: RelayJob, endpoint: Endpoint, *, every_s: float) -> int:
+    """Output that may be generated before a progress record tells of it, for a crash's estimate.
+
+    Of a stream what the endpoint generates in `every_s`, of a whole answer all that is expected.
+    """
+    if job.parsed.surface not in _GENERATES:
+        return 0
+    expected = job.output_tokens_expected
+    if job.parsed.max_tokens is not None:
+        expected = min(expected, job.parsed.max_tokens)
+    stats = job.snapshot.stats.get(endpoint.id)
+    if job.parsed.stream and stats is not None:
+        expected = min(expected, math.exp(stats.rate_mu) * every_s)
+    return math.ceil(expected * max(1, job.facts.num_choices))
+
+
 def billable_usage(
     outcome: AttemptOutcome, stats: EndpointStats | None, *, is_whole: bool
 ) -> tuple[Usage, bool]:

@@ -134,6 +134,7 @@ attempts = sa.Table(
     _tokens("audio_output_tokens"),
     _tokens("image_input_tokens"),
     _tokens("prompt_tokens_estimate"),
+    _tokens("unseen_tokens"),  # for the estimate of a crash: see HoldRequest
     _flag("is_estimated"),
     _text("price_source"),
     _text("price_id"),

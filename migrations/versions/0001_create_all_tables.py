@@ -41,6 +41,7 @@ def upgrade() -> None:
         sa.Column("audio_output_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("image_input_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("prompt_tokens_estimate", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("unseen_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("is_estimated", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("price_source", sa.Text(), server_default="", nullable=False),
         sa.Column("price_id", sa.Text(), server_default="", nullable=False),
