@@ -389,7 +389,7 @@ def test_reasoning_is_shown_counted_and_paid(world: SdkWorld, client: OpenAI, mo
 def test_logprobs_pass_plain_and_streamed(client: OpenAI) -> None:
     asked: Any = {
         "model": "gpt",
-        "messages": user("hi"),
+        "messages": user("hi [[sim tokens=50]]"),
         "logprobs": True,
         "top_logprobs": 2,
         "max_tokens": 9,
@@ -415,10 +415,10 @@ def test_logprobs_pass_plain_and_streamed(client: OpenAI) -> None:
 
 def test_several_choices_come_and_are_all_paid(world: SdkWorld, client: OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
-        model="gpt", messages=user("hi"), n=3, max_tokens=12
+        model="gpt", messages=user("hi [[sim tokens=50]]"), n=3, max_tokens=12
     )
     streamed = client.chat.completions.with_raw_response.create(
-        model="gpt", messages=user("hi"), n=3, max_tokens=12, stream=True
+        model="gpt", messages=user("hi [[sim tokens=50]]"), n=3, max_tokens=12, stream=True
     )
     chunks = list(streamed.parse())
 

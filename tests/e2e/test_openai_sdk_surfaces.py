@@ -60,16 +60,16 @@ async def async_client(world: SdkWorld) -> AsyncIterator[AsyncOpenAI]:
 
 def test_completion_plain_with_choices_logprobs_and_echo(world: SdkWorld, client: OpenAI) -> None:
     raw = client.completions.with_raw_response.create(
-        model="gpt", prompt="Once", n=2, logprobs=1, echo=True, max_tokens=7
+        model="gpt", prompt="[[sim tokens=50]]Once", n=2, logprobs=1, echo=True, max_tokens=7
     )
 
     done = raw.parse()
     assert done.object == "text_completion"
     assert [choice.finish_reason for choice in done.choices] == ["length", "length"]
     for choice in done.choices:
-        assert choice.text.startswith("Once[simulated]")
+        assert choice.text.startswith("[[sim tokens=50]]Once[simulated]")
         assert choice.logprobs is not None
-        assert "Once" + "".join(choice.logprobs.tokens or []) == choice.text
+        assert choice.text.endswith("Once" + "".join(choice.logprobs.tokens or []))
     assert done.usage is not None
     assert done.usage.completion_tokens == 14
     world.check_paid(raw.headers, model="gpt", surface="completions")
