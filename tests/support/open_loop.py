@@ -41,17 +41,11 @@ class Kind:
 
 async def crowd(url: str, kinds: Sequence[Kind], lasting_s: float, *, seed: int = 1) -> list[Sent]:
     """Poisson arrivals of every kind for `lasting_s`; returns when all are answered."""
-    rng = random.Random(seed)
-    arrivals = sorted(
-        (at_s, kind.name, kind)
-        for kind in kinds
-        for at_s in _arrivals(rng, kind.per_s, lasting_s)
-    )
     limits = httpx.Limits(max_connections=2_000, max_keepalive_connections=200)
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
         began_s = time.monotonic()
         tasks = []
-        for at_s, _, kind in arrivals:
+        for at_s, kind in arrivals(kinds, lasting_s, seed=seed):
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
             tasks.append(asyncio.create_task(_send(client, url, kind, began_s)))
         return list(await asyncio.gather(*tasks))
@@ -73,13 +67,15 @@ async def closed_loop(
     return sent
 
 
-def _arrivals(rng: random.Random, per_s: float, lasting_s: float) -> list[float]:
-    found: list[float] = []
-    at_s = rng.expovariate(per_s)
-    while at_s < lasting_s:
-        found.append(at_s)
-        at_s += rng.expovariate(per_s)
-    return found
+def arrivals(kinds: Sequence[Kind], lasting_s: float, *, seed: int) -> list[tuple[float, Kind]]:
+    """When each request comes, in order: a Poisson process a kind."""
+    rng, found = random.Random(seed), list[tuple[float, Kind]]()
+    for kind in kinds:
+        at_s = rng.expovariate(kind.per_s)
+        while at_s < lasting_s:
+            found.append((at_s, kind))
+            at_s += rng.expovariate(kind.per_s)
+    return sorted(found, key=lambda each: each[0])
 
 
 async def _send(client: httpx.AsyncClient, url: str, kind: Kind, origin_s: float) -> Sent:
