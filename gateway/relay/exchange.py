@@ -316,13 +316,13 @@ class Exchange:
             shop.fleet.observe(outcome)
 
     def _said_nothing(self) -> bool:
-        """An empty answer is billed only if the provider's usage says that it generated."""
+        """An empty answer costs only what the provider's usage says: its prompt, or nothing."""
         outcome = self.outcome
         return (
             outcome.failure == FailureClass.SERVER_ERROR.value
-            and bool(outcome.finish)
+            and (self.reading.has_end or bool(outcome.finish))
             and outcome.num_frames == 0
-            and (outcome.usage is None or outcome.usage.output_total == 0)
+            and (outcome.usage is None or outcome.usage.is_zero)
         )
 
     def _died_unbilled(self) -> bool:

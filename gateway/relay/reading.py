@@ -45,6 +45,7 @@ class Reading:
         self.fault: Fault | None = None
         self.error_body = b""  # as the upstream sent it
         self.body = b""  # of a good plain answer
+        self.has_end = False  # the stream's own end mark came
         self._adapter = adapter
         self._mailbox = mailbox
         self._attempt = attempt
@@ -156,7 +157,7 @@ class Reading:
                 if ending is not None:
                     self._post_pieces(pieces, len(part))
                     if ending.kind is PieceKind.ERROR:
-                        return self._failed_in_stream(ending, response, None)
+                        return self._failed_in_stream(ending, reader, None)
                     outcome.ended_at_s = at_s
                     await self._drain(stream)
                     return None
@@ -179,7 +180,7 @@ class Reading:
         outcome.protocol_faults = reader.protocol_faults
         self._post_pieces(pieces, 0)
         if ending is not None and ending.kind is PieceKind.ERROR:
-            return self._failed_in_stream(ending, response, broken)
+            return self._failed_in_stream(ending, reader, broken)
         return None
 
     def _post_pieces(self, pieces: list[Piece], size: int) -> None:
@@ -208,6 +209,7 @@ class Reading:
                     outcome.frame_stamps_s.append(at_s)
             elif kind is PieceKind.DONE or kind is PieceKind.ERROR:
                 ending = piece
+                self.has_end = kind is PieceKind.DONE
             if piece.finish and not outcome.finish:
                 outcome.finish = piece.finish
             if piece.usage is not None:
@@ -240,14 +242,14 @@ class Reading:
     # Failing
 
     def _failed_in_band(self, error: WireError) -> Failed:
-        """A 200 whose whole body is no answer: nothing was generated, unless it says so."""
+        """A 200 that came whole and holds no answer: it cost nothing, unless its usage says so."""
         fault = self._adapter.classify_in_band(error)
         usage = self.outcome.usage
         was_refused = usage is None or usage.is_zero
         return self.failed(Fault(fault.failure, fault.error, was_refused=was_refused))
 
     def _failed_in_stream(
-        self, ending: Piece, response: UpstreamResponse, broken: TransportError | None
+        self, ending: Piece, reader: SseStreamReader, broken: TransportError | None
     ) -> Failed:
         error = ending.error
         assert error is not None
@@ -259,8 +261,7 @@ class Reading:
         if self.outcome.num_frames:
             return self.failed(Fault(FailureClass.STREAM_BROKEN, error, was_refused=False))
         self.error_body = ending.payload
-        content_type = dict(response.headers).get(b"content-type", b"")
-        if b"event-stream" not in content_type and broken is None:
+        if broken is None and (reader.is_no_stream or error.code == "stream_truncated"):
             return self._failed_in_band(error)
         return self.failed(self._adapter.classify_in_band(error))
 

@@ -48,6 +48,11 @@ class SseStreamReader:
         self._has_begun = False
         self._is_over = False  # a DONE or ERROR piece went out
 
+    @property
+    def is_no_stream(self) -> bool:
+        """The body has begun and is no event stream: an error object, a web page."""
+        return self._plain is not None
+
     def feed(self, data: bytes) -> list[Piece]:
         events = self._events
         pieces: list[Piece] = []
