@@ -18,9 +18,8 @@ from tests.support.hostile_world import (
     HostileWorld,
     Talk,
     hostile_world,
-    nanos,
 )
-from tests.support.voices import ChatVoice, ResponsesVoice, data
+from tests.support.voices import USED, ChatVoice, ResponsesVoice, Tokens, data
 
 pytestmark = pytest.mark.e2e
 
@@ -66,10 +65,8 @@ def test_reset_before_the_first_token_falls_over_unseen(
 
     row = world.check_good(talk, model, heard, "".join(STAND_BY), provider=talk.second)
     assert heard.headers["x-looprouter-attempts"] == "2"
-    # Nobody knows what the first has generated: its prompt is the operator's to pay.
-    lost = nanos(row["provider_cost"]) - nanos(row["cost"])
-    assert lost > 0
-    world.owes(f"{talk.first}/{model}", lost, billed=0)
+    said = Tokens(USED.prompt, 1) if talk.family == "n" and when == "after_opening" else None
+    world.owes_lost_prompt(talk, model, row, or_said=said)
 
 
 @every_talk

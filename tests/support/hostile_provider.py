@@ -63,7 +63,8 @@ def randomly(data: bytes) -> Iterator[bytes]:
 
 
 def whole(data: bytes) -> Iterator[bytes]:
-    yield data
+    if data:  # an empty chunk would be the end of the stream
+        yield data
 
 
 Chunking = Callable[[bytes], Iterator[bytes]]

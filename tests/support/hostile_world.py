@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,9 +41,11 @@ PRICES: dict[str, dict[str, str]] = {
     "a": {"input": "0.1375", "cached_read": "0.0275", "output": "0.4125", "reasoning": "0.5503"},
     "b": {"input": "0.3001", "cached_read": "0.0301", "output": "0.7507", "reasoning": "0.9001"},
     "c": {"input": "0.2753", "cached_read": "0.0277", "output": "1.3751", "reasoning": "1.3757"},
+    "t": {"input": "0.1375", "output": "0.4125"},
     "d": {"input": "0.6007", "cached_read": "0.0601", "output": "2.7503", "reasoning": "2.7509"},
 }
 FAMILIES = {"o": ("a", "b"), "n": ("c", "d")}  # OpenAI's dialect, Anthropic's
+TLS_MODEL = "secure"  # its one endpoint, t/secure, listens with TLS and would speak HTTP/2
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,25 @@ TALKS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, CHAT_OF_MESSAGES, MESSAGES_OF_C
 NATIVE = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 
-def policy_text(port: int, more: str = "", *, endpoint: str = "", num_models: int) -> str:
+def policy_text(
+    provider: HostileProvider, more: str = "", *, endpoint: str = "", num_models: int
+) -> str:
     """Cheapest first, no exploring, every retry allowed: who answers is never a matter of luck."""
     lines = ["version: 1", "providers:"]
     for family, providers in FAMILIES.items():
         api = "openai" if family == "o" else "anthropic"
         lines += [
-            f'  {name}: {{api: {api}, base_url: "http://127.0.0.1:{port}/{name}/v1", '
+            f'  {name}: {{api: {api}, base_url: "http://127.0.0.1:{provider.port}/{name}/v1", '
             f"network: private, key_env: HOSTILE_KEY}}"
             for name in providers
         ]
-    lines.append("models:")
+    lines += [
+        f'  t: {{api: openai, base_url: "https://127.0.0.1:{provider.tls_port}/t/v1", '
+        "network: private, verify_tls: false, key_env: HOSTILE_KEY}",
+        "models:",
+        f"  {TLS_MODEL}: [{{provider: t, model: {TLS_MODEL}, price: {{input: 0.1375, "
+        "output: 0.4125}}]",
+    ]
     for family, providers in FAMILIES.items():
         for model in _names(family, num_models):
             lines.append(f"  {model}:")
@@ -159,12 +170,22 @@ class HostileWorld:
     owed: dict[str, int] = field(default_factory=dict)  # endpoint → nano-dollars it must show
     billed: dict[str, int] = field(default_factory=dict)  # of that, the client's
     _names: dict[str, Iterator[str]] = field(default_factory=dict)
+    _shared: dict[str, str] = field(default_factory=dict)
 
-    def model(self, family: str | Talk) -> str:
-        """A public model that no other test uses; its endpoints are `a/NAME` and `b/NAME`."""
-        key = family if isinstance(family, str) else family.family
-        name = next(self._names.setdefault(key, names(key)))
-        assert int(name.removeprefix(key)) < self.num_models, "raise num_models of this file"
+    def model(self, talk: Talk, *, is_shared: bool = False) -> str:
+        """A public model whose endpoints (`a/NAME`, `b/NAME`) no other test uses.
+
+        `is_shared`: one for all tests whose answers are good, and counted by the provider: they
+        neither open its breaker nor depend on what was learned of it.
+        """
+        family = talk.family
+        found = self._names.setdefault(family, names(family))
+        if is_shared:
+            if family not in self._shared:
+                self._shared[family] = next(found)
+            return self._shared[family]
+        name = next(found)
+        assert int(name.removeprefix(family)) < self.num_models, "raise num_models of this file"
         return name
 
     def ask(
@@ -277,6 +298,36 @@ class HostileWorld:
         assert nanos(row["cost"]) == nanos(row["provider_cost"]) == cost
         self.owes(f"{talk.first}/{model}", cost)
 
+    def owes_lost_prompt(
+        self, talk: Talk, model: str, row: dict[str, Any], *, or_said: Tokens | None = None
+    ) -> None:
+        """An attempt failed before it generated anything, and nobody knows what it did until
+        then: its prompt is paid, by the operator. `or_said`: what it said of its usage, if that
+        was read before the reset took it away.
+        """
+        lost = nanos(row["provider_cost"]) - nanos(row["cost"])
+        wanted = {bill_of(talk.first, Tokens(row["facts"]["prompt_tokens"], 0))}
+        if or_said is not None:
+            wanted.add(bill_of(talk.first, or_said))
+        assert lost in wanted
+        self.owes(f"{talk.first}/{model}", lost, billed=0)
+
+    def owes_said(self, talk: Talk, model: str, row: dict[str, Any], said: Tokens) -> None:
+        """A failed attempt's usage is known: the operator pays just that."""
+        lost = nanos(row["provider_cost"]) - nanos(row["cost"])
+        assert lost == bill_of(talk.first, said)
+        self.owes(f"{talk.first}/{model}", lost, billed=0)
+
+    def owes_prompt(self, provider: str, model: str, row: dict[str, Any]) -> None:
+        """One of several attempts of a request that none answered."""
+        prompt = Tokens(row["facts"]["prompt_tokens"], 0)
+        self.owes(f"{provider}/{model}", bill_of(provider, prompt), billed=0)
+
+    def gateway_bytes(self) -> int:
+        """Resident memory of the gateway's process."""
+        command = ["ps", "-o", "rss=", "-p", str(self.gateway.process.pid)]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout) * 1024
+
     def check_books(self) -> None:
         """The ledger shows for every endpoint exactly what these tests worked out by hand."""
         deadline_s = time.monotonic() + WAIT_S
@@ -324,7 +375,7 @@ def hostile_world(
     provider = HostileProvider()
     provider.start(tls)
     try:
-        policy = policy_text(provider.port, more, endpoint=endpoint, num_models=num_models)
+        policy = policy_text(provider, more, endpoint=endpoint, num_models=num_models)
         environ = {"HOSTILE_KEY": SECRET}
         with (
             running_gateway(policy, home, environ=environ) as gateway,
