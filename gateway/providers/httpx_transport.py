@@ -23,6 +23,7 @@ from gateway.providers.guarded_backend import (
     sending,
 )
 from gateway.providers.netguard import ForbiddenTarget, Target, check_url
+from gateway.providers.pool import KeepAlivePool
 from gateway.providers.transport import (
     CONNECT_TIMEOUT_S,
     HEADERS_TIMEOUT_S,
@@ -59,9 +60,9 @@ _LANES: tuple[_Lane, ...] = (
 
 
 class _PoolTransport(httpx.AsyncBaseTransport):
-    """httpx's lower half over an httpcore pool that we configure (httpx hides the backend)."""
+    """httpx's lower half over a pool of httpcore connections that we configure."""
 
-    def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
+    def __init__(self, pool: KeepAlivePool) -> None:
         self._pool = pool
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -120,12 +121,12 @@ class HttpxTransport:
         for lane in _LANES:
             network, verify_tls = lane
             backend = GuardedBackend(network, clock=clock, resolve=resolve)
-            pool = httpcore.AsyncConnectionPool(
-                ssl_context=verified if verify_tls else believing_context(),
-                max_connections=connections_max,
-                max_keepalive_connections=min(IDLE_CONNECTIONS_MAX, connections_max),
-                keepalive_expiry=IDLE_S_MAX,
-                network_backend=backend,
+            pool = KeepAlivePool(
+                verified if verify_tls else believing_context(),
+                backend,
+                connections_max=connections_max,
+                idle_max=min(IDLE_CONNECTIONS_MAX, connections_max),
+                idle_s_max=IDLE_S_MAX,
             )
             self._backends[lane] = backend
             self._clients[lane] = httpx.AsyncClient(
