@@ -161,7 +161,8 @@ def _hear_messages(heard: Heard, name: str, said: str) -> None:
     elif name == "content_block_delta":
         _hear_block_delta(heard, frame["index"], frame["delta"])
     elif name == "message_delta":
-        heard.finishes.append(frame["delta"]["stop_reason"])
+        if frame["delta"].get("stop_reason"):
+            heard.finishes.append(frame["delta"]["stop_reason"])
         if frame.get("usage"):
             heard.usages.append(frame["usage"])
     elif name == "error":

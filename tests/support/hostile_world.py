@@ -40,10 +40,11 @@ PROMPT = "Say something that can be checked, byte by byte."
 PRICES: dict[str, dict[str, str]] = {
     "a": {"input": "0.1375", "cached_read": "0.0275", "output": "0.4125", "reasoning": "0.5503"},
     "b": {"input": "0.3001", "cached_read": "0.0301", "output": "0.7507", "reasoning": "0.9001"},
-    "c": {"input": "0.2753", "cached_read": "0.0277", "output": "1.3751", "reasoning": "1.3757"},
-    "t": {"input": "0.1375", "output": "0.4125"},
+    "c": {"input": "0.2753", "cached_read": "0.0277", "output": "1.3751", "reasoning": "1.3757",
+          "cache_write_5m": "0.3441", "cache_write_1h": "0.5506"},
     "d": {"input": "0.6007", "cached_read": "0.0601", "output": "2.7503", "reasoning": "2.7509"},
-}
+    "t": {"input": "0.1375", "output": "0.4125"},
+}  # fmt: skip
 FAMILIES = {"o": ("a", "b"), "n": ("c", "d")}  # OpenAI's dialect, Anthropic's
 TLS_MODEL = "secure"  # its one endpoint, t/secure, listens with TLS and would speak HTTP/2
 
