@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from gateway.app.crash import kill_point
-from gateway.app.housekeeping import Housekeeping
+from gateway.app.housekeeping import Housekeeping, exploration_limits
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
 from gateway.errors import PolicyError, SetupError
 from gateway.fleet.fleet import Fleet
@@ -25,7 +25,7 @@ from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder
 from gateway.measure.tracing import Tracing
 from gateway.pipeline import Gateway
-from gateway.policy.load import load_policy
+from gateway.policy.load import Policy, load_policy
 from gateway.prices.book import PriceBook
 from gateway.providers.httpx_transport import HttpxTransport
 from gateway.providers.registry import ADAPTERS
@@ -99,21 +99,14 @@ async def running_gateway(
     settings: Settings, store: Store, source: PolicySource, *, hosts: frozenset[str] = frozenset()
 ) -> AsyncIterator[tuple[Gateway, Housekeeping]]:
     """Everything built and its background tasks running; closed in order on the way out."""
-    clock, wall_clock = time.monotonic, time.time
+    clock, wall_clock, pepper = time.monotonic, time.time, settings.pepper()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         redis = open_redis(settings.redis_url) if settings.redis_url else None
         if redis is not None:
             stack.push_async_callback(redis.aclose)
         book = PriceBook(unpriced_cap_picos=source.current.unpriced_cap_picos)
-
-        fleet = Fleet(
-            source.current.endpoints.values(),
-            clock=clock,
-            wall_clock=wall_clock,
-            price_rows=book.rows,
-            new_id=lambda: secrets.token_hex(8),
-        )
+        fleet = _fleet(source.current, book, clock=clock, wall_clock=wall_clock)
         ledger = Ledger(
             store,
             home=settings.home,
@@ -136,19 +129,14 @@ async def running_gateway(
             clock=clock,
             wall_clock=wall_clock,
             secrets=settings.secret,
-            new_id=lambda: "att_" + secrets.token_hex(12),
+            new_id=lambda: new_id("att"),
         )
         stack.push_async_callback(relay.aclose)
-        tracing = None
-        if settings.otlp_endpoint:
-            tracing = Tracing(settings.otlp_endpoint, clock=clock, wall_clock=wall_clock)
-            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        tracing = _tracing(settings, stack, clock=clock, wall_clock=wall_clock)
         gateway = Gateway(
             settings=settings,
             store=store,
-            authenticator=Authenticator(
-                store, settings.pepper(), clock=clock, wall_clock=wall_clock
-            ),
+            authenticator=Authenticator(store, pepper, clock=clock, wall_clock=wall_clock),
             limits=limits,
             ledger=ledger,
             fleet=fleet,
@@ -159,11 +147,11 @@ async def running_gateway(
             recorder=recorder,
             policy=lambda: source.current,
             policy_error=lambda: source.last_error,
-            tenant_secret=tenant_secrets(settings.pepper()),
+            tenant_secret=tenant_secrets(pepper),
             clock=clock,
             wall_clock=wall_clock,
             started_at_s=clock(),
-            new_request_id=lambda: "req_" + secrets.token_hex(12),
+            new_request_id=lambda: new_id("req"),
             allowed_hosts=hosts or frozenset(settings.allowed_hosts),
         )
         housekeeping = Housekeeping(gateway, source, book)
@@ -173,6 +161,43 @@ async def running_gateway(
         housekeeping.start()
         gateway.is_ready = True
         yield gateway, housekeeping
+
+
+def new_id(kind: str) -> str:
+    """Random, so that no id tells of another; safe in a header."""
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+def _tracing(
+    settings: Settings,
+    stack: AsyncExitStack,
+    *,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+) -> Tracing | None:
+    if not settings.otlp_endpoint:
+        return None
+    tracing = Tracing(settings.otlp_endpoint, clock=clock, wall_clock=wall_clock)
+    stack.push_async_callback(asyncio.to_thread, tracing.close)
+    return tracing
+
+
+def _fleet(
+    policy: Policy,
+    book: PriceBook,
+    *,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+) -> Fleet:
+    fleet = Fleet(
+        policy.endpoints.values(),
+        clock=clock,
+        wall_clock=wall_clock,
+        price_rows=book.rows,
+        new_id=lambda: secrets.token_hex(8),
+    )
+    fleet.limit_exploration(exploration_limits(policy))
+    return fleet
 
 
 def note_alert(metrics: Metrics, kind: str, message: str) -> None:
