@@ -214,6 +214,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_last_used: bool = False  # served this session or prefix last
     is_home: bool = False  # rendezvous home of this prefix, within its bounded load
     is_cooling: bool = False  # shut only because it asked for a pause (Retry-After)
+    was_probed: bool = False  # lately, or its money for probes is spent for this hour
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):

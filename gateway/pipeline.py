@@ -213,8 +213,8 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
             view = gateway.fleet.view(facts, candidate_ids(policy, facts))
             seed = secrets.randbits(53)
             try:
-                # Not cryptography: a seed that is stored, so that the decision can be repeated.
-                plan = decide(facts, view, policy, random.Random(seed), seed=seed)  # noqa: S311
+                rng = random.Random(seed)  # noqa: S311 - stored, to repeat the decision; no secret
+                plan = decide(facts, view, policy, rng, seed=seed)
             except NoEligibleEndpoint as error:
                 if not error.is_capacity:
                     raise

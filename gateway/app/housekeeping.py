@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.app.policy_source import PolicySource, StorePolicySource
 from gateway.fleet.events import FleetEvent
+from gateway.fleet.exploration import ExplorationLimits
 from gateway.pipeline import Gateway
 from gateway.policy.load import Policy
 from gateway.prices.book import PriceBook
@@ -116,6 +117,7 @@ class Housekeeping:
     async def _new_policy(self, policy: Policy) -> None:
         gateway = self._gateway
         gateway.fleet.replace_endpoints(policy.endpoints.values())
+        gateway.fleet.limit_exploration(exploration_limits(policy))
         gateway.admission.in_flight_max = policy.limits.requests_in_flight_max
         self._book.set_unpriced_cap(policy.unpriced_cap_picos)
         await self.keep_policy(policy)
@@ -174,6 +176,17 @@ def _tell_of_end(task: asyncio.Task[None]) -> None:
     """A background task runs until it is cancelled; any other end is our own bug."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a background task ended", error=error, exc_info=error)
+
+
+def exploration_limits(policy: Policy) -> ExplorationLimits:
+    """The policy's `exploration` as the fleet takes it."""
+    stated = policy.exploration
+    return ExplorationLimits(
+        share=stated.share,
+        credits_max=stated.credits_max,
+        probe_after_s=stated.probe_after_s,
+        probe_nanos_per_hour=stated.nanos_per_hour,
+    )
 
 
 def as_audit(event: FleetEvent) -> AuditEvent:

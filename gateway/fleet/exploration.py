@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-CREDIT_SHARE = 0.02  # of eligible requests
-CREDITS_MAX = 20.0
-PROBE_AFTER_S = 600.0  # without a sample
-PROBE_NANOS_PER_HOUR_MAX = 10_000_000  # one cent an endpoint and hour
+from dataclasses import dataclass
+
+HOUR_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplorationLimits:
+    """What the policy's `exploration` allows; the defaults are its own."""
+
+    share: float = 0.02  # credits that one eligible request earns
+    credits_max: float = 20.0
+    probe_after_s: float = 600.0  # without a sample
+    probe_nanos_per_hour: int = 10_000_000  # a cent an endpoint
+
+    @property
+    def probe_nanos_max(self) -> int:
+        """One probe's part of the hour's money; `decide` sends none that costs more."""
+        return int(self.probe_nanos_per_hour * min(1.0, self.probe_after_s / HOUR_S))
+
+
+LIMITS_DEFAULT = ExplorationLimits()
 
 
 class Credits:
@@ -13,9 +30,10 @@ class Credits:
 
     def __init__(self) -> None:
         self.amount = 0.0
+        self.limits = LIMITS_DEFAULT
 
     def accrue(self) -> None:
-        self.amount = min(CREDITS_MAX, self.amount + CREDIT_SHARE)
+        self.amount = min(self.limits.credits_max, self.amount + self.limits.share)
 
     def spend(self) -> bool:
         """Take one credit; False when less than one is there."""
@@ -27,37 +45,36 @@ class Credits:
 
 
 class ProbeBudget:
-    """When one endpoint was probed, and what its probes cost in the running hour."""
+    """When one endpoint was probed, and what its probes cost in the running hour.
 
-    __slots__ = ("_hour_began_s", "_last_at_s", "_spent_nanos")
+    A probe is a batch request that was coming anyway; the gateway never makes up one.
+    """
 
-    def __init__(self, now_s: float) -> None:
-        self._last_at_s = now_s
-        self._hour_began_s = now_s
+    __slots__ = ("_hour_began_s", "_last_at_s", "_spent_nanos", "limits")
+
+    def __init__(self) -> None:
+        self.limits = LIMITS_DEFAULT
+        self._last_at_s: float | None = None
+        self._hour_began_s = 0.0
         self._spent_nanos = 0
 
-    def is_due(self, sampled_at_s: float | None, now_s: float) -> bool:
-        """Ten minutes without sample and without probe, and the hour's cent not used up."""
-        quiet_since_s = max(self._last_at_s, sampled_at_s if sampled_at_s is not None else 0.0)
-        if now_s - quiet_since_s < PROBE_AFTER_S:
+    def is_spent(self, now_s: float) -> bool:
+        """Probed within `probe_after_s`, or the hour's money is too little for one more."""
+        if self._last_at_s is None:
             return False
-        self._roll(now_s)
-        return self._spent_nanos < PROBE_NANOS_PER_HOUR_MAX
-
-    def leaves(self, cost_nanos: int, now_s: float) -> bool:
-        """Whether a probe of this cost still fits the hour."""
-        self._roll(now_s)
-        return self._spent_nanos + cost_nanos <= PROBE_NANOS_PER_HOUR_MAX
+        if now_s - self._last_at_s < self.limits.probe_after_s:
+            return True
+        next_nanos = self._spent_nanos + self.limits.probe_nanos_max
+        is_this_hour = now_s - self._hour_began_s < HOUR_S
+        return is_this_hour and next_nanos > self.limits.probe_nanos_per_hour
 
     def sent(self, cost_nanos: int, now_s: float) -> None:
-        self._roll(now_s)
-        self._spent_nanos += cost_nanos
-        self._last_at_s = now_s
-
-    def _roll(self, now_s: float) -> None:
-        if now_s - self._hour_began_s >= 3600.0:
+        """One probe that is expected to cost so much."""
+        if self._last_at_s is None or now_s - self._hour_began_s >= HOUR_S:
             self._hour_began_s = now_s
             self._spent_nanos = 0
+        self._spent_nanos += cost_nanos
+        self._last_at_s = now_s
 
 
 class MinuteCounter:

@@ -22,7 +22,7 @@ from gateway.core import (
 from gateway.fleet.affinity import Affinity, home, load_max
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
-from gateway.fleet.exploration import CREDITS_MAX, Credits
+from gateway.fleet.exploration import Credits, ExplorationLimits
 from gateway.fleet.lengths import Lengths
 from gateway.fleet.live import LiveEndpoint
 from gateway.fleet.sample import Sample
@@ -206,7 +206,7 @@ class Fleet:
     # Spending on learning
 
     def accrue_credit(self, facts: RequestFacts | None = None) -> None:
-        """A request was decided: 2 % of a credit, unless its key may not explore."""
+        """A request was decided: it earns its share of a credit, unless its key may not explore."""
         if facts is None or not facts.no_explore:
             self._credits.accrue()
 
@@ -214,39 +214,23 @@ class Fleet:
         """Pay for one exploring request; False when there is no whole credit."""
         return self._credits.spend()
 
-    def probes_due(self) -> tuple[str, ...]:
-        """Endpoints without a sample or probe for 10 minutes, within a cent an hour each."""
-        now_s = self._clock()
-        return tuple(
-            endpoint_id
-            for endpoint_id, live in self._by_id.items()
-            if live.probes.is_due(live.estimator.sampled_at_s, now_s)
-        )
+    def spend_probe(self, endpoint_id: str, cost_nanos: int) -> None:
+        """Book one probe of a silent endpoint: no other for a while, and not for more an hour."""
+        live = self._by_id.get(endpoint_id)
+        if live is not None:
+            live.probed(cost_nanos, self._clock())
 
-    def spend_probe(self, endpoint_id: str, cost_nanos: int) -> bool:
-        """Book one probe of a silent endpoint; False when the hour's cent does not cover it."""
-        live, now_s = self._by_id.get(endpoint_id), self._clock()
-        if live is None or not live.probes.leaves(cost_nanos, now_s):
-            return False
-        live.probes.sent(cost_nanos, now_s)
-        return True
+    def limit_exploration(self, limits: ExplorationLimits) -> None:
+        """Obey the policy's `exploration`."""
+        self._credits.limits = limits
+        for live in (*self._by_key.values(), *self._retired.values()):
+            live.probes.limits = limits
 
     def promise(self, endpoint_id: str) -> Callable[[], None]:
         """A decision has chosen this endpoint: its place counts as taken until what is returned
         is called, once the request has been `started` or will never be. Again changes nothing."""
         live = self._by_id.get(endpoint_id)
-        if live is None:
-            return _nothing
-        live.promise(1)
-        is_kept = True
-
-        def let_go() -> None:
-            nonlocal is_kept
-            if is_kept:
-                is_kept = False
-                live.promise(-1)
-
-        return let_go
+        return live.promise() if live is not None else _nothing
 
     # Learning
 
@@ -351,6 +335,7 @@ class Fleet:
             if live is None:
                 live = LiveEndpoint(endpoint, self._rng, now_s)
             live.adopt(endpoint)
+            live.probes.limits = self._credits.limits
             self._by_key[key] = self._by_id[endpoint.id] = live
         self._keep_moved(old_by_id, now_s)
         for key, live in old_by_key.items():
@@ -398,7 +383,7 @@ class Fleet:
                 live.adopt(live.endpoint)
         for model, histogram in state.lengths.items():
             self._lengths.load(model, histogram, now_s, away_s)
-        self._credits.amount = min(CREDITS_MAX, max(0.0, state.credits))
+        self._credits.amount = min(self._credits.limits.credits_max, max(0.0, state.credits))
         self._snapshot = None
         return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.core import AttemptOutcome, Endpoint, EndpointLive, Rng
 from gateway.errors import FAILURES
 from gateway.fleet.affinity import endpoint_seed
@@ -40,7 +42,7 @@ class LiveEndpoint:
         self.estimator = EndpointEstimator(now_s)
         self.breaker = Breaker(rng, now_s)
         self.capacity = Capacity()
-        self.probes = ProbeBudget(now_s)
+        self.probes = ProbeBudget()
         self.started = MinuteCounter()
         self.num_rate_limited = MinuteCounter()
         self.in_flight = 0
@@ -63,8 +65,25 @@ class LiveEndpoint:
         self.started.add(now_s)
         self.calm_view = None
 
-    def promise(self, places: int) -> None:
+    def promise(self) -> Callable[[], None]:
+        """Count a place as taken until what is returned is called; again changes nothing."""
+        is_kept = True
+        self._promise(1)
+
+        def let_go() -> None:
+            nonlocal is_kept
+            if is_kept:
+                is_kept = False
+                self._promise(-1)
+
+        return let_go
+
+    def _promise(self, places: int) -> None:
         self.promised += places
+        self.calm_view = None
+
+    def probed(self, cost_nanos: int, now_s: float) -> None:
+        self.probes.sent(cost_nanos, now_s)
         self.calm_view = None
 
     def end(self) -> None:
@@ -75,8 +94,10 @@ class LiveEndpoint:
         self, now_s: float, cached: int = 0, *, is_last: bool = False, is_home: bool = False
     ) -> EndpointLive:
         """What a decision sees."""
+        was_probed = self.probes.is_spent(now_s)
         is_calm = (
             self.breaker.is_closed
+            and not was_probed
             and cached == 0
             and not (is_last or is_home or self.capacity.has_telemetry)
             and self.capacity.cooling_s(now_s) <= 0.0
@@ -92,6 +113,7 @@ class LiveEndpoint:
             is_last_used=is_last,
             is_home=is_home,
             is_cooling=state == "open" and self.breaker.is_closed,
+            was_probed=was_probed,
         )
         if is_calm:
             self.calm_view = built

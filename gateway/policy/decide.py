@@ -266,10 +266,10 @@ _FIRST: dict[str, str] = {
 def _unmeasured(peers: list[Ranked], policy: Policy) -> Ranked | None:
     """The cheapest endpoint without a fresh sample, if one probe of it is within the budget."""
     after_s = policy.exploration.probe_after_s
-    nanos_max = policy.exploration.nanos_per_hour * after_s / HOUR_S
+    nanos_max = policy.exploration.nanos_per_hour * min(1.0, after_s / HOUR_S)
     for entry in sorted(peers, key=lambda e: (e.score.cost_nanos, e.one.id)):
         age_s = entry.score.stats.sample_age_s
-        is_stale = age_s is None or age_s > after_s
+        is_stale = (age_s is None or age_s > after_s) and not entry.live.was_probed
         if is_stale and entry.live.in_flight == 0 and entry.score.cost_nanos <= nanos_max:
             return entry
     return None

@@ -101,15 +101,7 @@ def _compile(
     report = problems.report
     _check_durations(spec, report)
     problems.raise_any()
-    timeouts = Timeouts(
-        connect_s=parse_duration(spec.timeouts.connect),
-        idle_s=parse_duration(spec.timeouts.idle),
-        idle_reasoning_s=parse_duration(spec.timeouts.idle_reasoning),
-        total_s=parse_duration(spec.timeouts.total),
-        status_line_s=parse_duration(spec.timeouts.status_line),
-        content_s=parse_duration(spec.timeouts.content),
-        client_s=parse_duration(spec.timeouts.client),
-    )
+    timeouts = _timeouts(spec)
     providers = {
         name: resolve_provider(name, provider, timeouts, environ, report)
         for name, provider in spec.providers.items()
@@ -162,6 +154,18 @@ def _compile(
         timeouts=timeouts,
         warnings=_warnings(providers, models),
         pools=pools,
+    )
+
+
+def _timeouts(spec: PolicySpec) -> Timeouts:
+    return Timeouts(
+        connect_s=parse_duration(spec.timeouts.connect),
+        idle_s=parse_duration(spec.timeouts.idle),
+        idle_reasoning_s=parse_duration(spec.timeouts.idle_reasoning),
+        total_s=parse_duration(spec.timeouts.total),
+        status_line_s=parse_duration(spec.timeouts.status_line),
+        content_s=parse_duration(spec.timeouts.content),
+        client_s=parse_duration(spec.timeouts.client),
     )
 
 

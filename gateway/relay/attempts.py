@@ -151,6 +151,8 @@ class AttemptMachine:
             return self._over([*self._cancel(FailureClass.CLIENT_GONE), give_up])
         if not self._concerns(event.attempt):
             return []
+        if isinstance(event, Skipped) and self.committed is not None:
+            return []  # what the client reads already cannot be skipped any more
         if isinstance(event, Sent):
             self._first_token_at = now + event.first_token_timeout_s
             self._idle_s = event.idle_s if event.idle_s is not None else self._limits.idle_s

@@ -33,26 +33,23 @@ def test_exploration_costs_two_percent_of_requests_at_most() -> None:
     assert 199 <= num_spent <= 200
 
 
-def test_silent_endpoint_is_due_once_in_ten_minutes() -> None:
-    budget = ProbeBudget(0.0)
-    assert not budget.is_due(None, 599.0)
-    assert budget.is_due(None, 600.0)
+def test_endpoint_is_probed_once_in_ten_minutes() -> None:
+    budget = ProbeBudget()
+    assert not budget.is_spent(0.0)
     budget.sent(1_000_000, 600.0)
-    assert not budget.is_due(None, 1_100.0)
+    assert budget.is_spent(1_199.0)
 
-    assert budget.is_due(None, 1_200.0)
-    assert not budget.is_due(1_000.0, 1_200.0)  # a sample came meanwhile
+    assert not budget.is_spent(1_200.0)
 
 
 def test_probes_cost_a_cent_an_hour_at_most() -> None:
-    budget = ProbeBudget(0.0)
-    budget.sent(9_000_000, 600.0)
-    assert not budget.leaves(2_000_000, 1_200.0)
-    assert budget.leaves(1_000_000, 1_200.0)
+    budget = ProbeBudget()
+    budget.sent(8_000_000, 600.0)
+    assert not budget.is_spent(1_200.0)
     budget.sent(1_000_000, 1_200.0)
-    assert not budget.is_due(None, 2_400.0)
+    assert budget.is_spent(4_199.0)
 
-    assert budget.is_due(None, 3_700.0)
+    assert not budget.is_spent(4_200.0)
 
 
 def test_counter_forgets_what_is_older_than_asked() -> None:

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from gateway.core import Endpoint, FleetView, PriceRow
+from gateway.fleet.exploration import ExplorationLimits
 from gateway.fleet.fleet import EVENTS_MAX
 from tests.support.fleet_world import (
     IDS,
@@ -207,17 +208,38 @@ def test_credits_accrue_only_on_requests_that_may_explore() -> None:
     assert not fleet.spend_credit()
 
 
-def test_silent_endpoints_are_due_for_a_probe_and_probes_for_a_cent_an_hour() -> None:
+def test_probed_endpoint_is_shown_as_such_for_ten_minutes_and_then_no_more() -> None:
     clock, fleet = world()
-    clock.advance(500.0)
-    serve(fleet, clock, "a/m")
-    clock.advance(100.0)
-    assert fleet.probes_due() == ("b/m", "c/m")
-    assert not fleet.spend_probe("b/m", 10_000_001)
-    assert fleet.spend_probe("b/m", 4_000_000)
+    fleet.view(facts(), IDS)
+    fleet.spend_probe("b/m", 1_000_000)
+    fleet.spend_probe("no/such", 1)
 
-    assert fleet.probes_due() == ("c/m",)
-    assert not fleet.spend_probe("no/such", 1)
+    assert [one.was_probed for one in fleet.view(facts(), IDS).live.values()] == [
+        False,
+        True,
+        False,
+    ]
+    clock.advance(600.0)
+    assert not any(one.was_probed for one in fleet.view(facts(), IDS).live.values())
+
+
+def test_policy_says_what_exploration_may_take() -> None:
+    clock, fleet = world()
+    fleet.limit_exploration(
+        ExplorationLimits(
+            share=0.5, credits_max=1.0, probe_after_s=10.0, probe_nanos_per_hour=2_000_000
+        )
+    )
+    for _ in range(5):
+        fleet.accrue_credit(facts())
+    assert fleet.view(facts(), IDS).exploration_credits == 1.0
+    fleet.spend_probe("a/m", 1_000_000)
+    clock.advance(10.0)
+    assert not fleet.view(facts(), IDS).live["a/m"].was_probed
+    fleet.spend_probe("a/m", 1_000_000)
+    clock.advance(10.0)
+
+    assert fleet.view(facts(), IDS).live["a/m"].was_probed
 
 
 def test_timeouts_follow_the_kind_of_answer() -> None:

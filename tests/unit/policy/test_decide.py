@@ -177,8 +177,9 @@ def test_batch_request_probes_the_endpoint_unmeasured_for_ten_minutes() -> None:
         ({"sample_age_s": 599.0}, {}, "{input: 2, output: 3}"),
         ({"sample_age_s": 601.0}, {"in_flight": 1}, "{input: 2, output: 3}"),
         ({"sample_age_s": 601.0}, {}, "{input: 2, output: 3000}"),
+        ({"sample_age_s": 601.0}, {"was_probed": True}, "{input: 2, output: 3}"),
     ],
-    ids=["measured lately", "a probe is under way", "dearer than a cent an hour"],
+    ids=["measured lately", "a probe is under way", "dearer than a cent an hour", "probed lately"],
 )
 def test_batch_request_does_not_probe(stats: dict, live: dict, price: str) -> None:
     policy = policy_of("a", f"b, price: {price}", routes=BATCH)
