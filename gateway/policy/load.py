@@ -152,7 +152,7 @@ def _compile(
         ),
         retry=Retry(spec.retry.max, spec.retry.budget, spec.retry.floor),
         timeouts=timeouts,
-        warnings=_warnings(providers, models),
+        warnings=_warnings(spec, providers, models),
         pools=pools,
     )
 
@@ -303,7 +303,7 @@ _DURATION_FIELDS = frozenset({
 
 
 def _warnings(
-    providers: dict[str, ProviderSettings], models: dict[str, tuple[str, ...]]
+    spec: PolicySpec, providers: dict[str, ProviderSettings], models: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     found = [
         f"providers.{p.name}.key_env: {p.key_env} is not set; its endpoints are not used until "
@@ -313,4 +313,8 @@ def _warnings(
     ]
     if not models:
         found.append("models: none is defined; every request will be refused")
+    if spec.rescue.decode_floor is not None:
+        found.append("rescue.decode_floor: this version does not act on it")
+    if spec.rescue.hedge.share_max > 0.0:
+        found.append("rescue.hedge: this version does not act on it")
     return tuple(found)

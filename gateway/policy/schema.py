@@ -42,7 +42,10 @@ class SelfHosted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ]
     billing: Annotated[
         Literal["on_demand", "reserved", "owned"],
-        Meta(description="Whether the hour is saved when the machine idles (on_demand) or not."),
+        Meta(
+            description="Whether the hour is saved when the machine idles (on_demand) or not. "
+            "Checked, but not acted on by this version."
+        ),
     ] = "on_demand"
     tokens_per_hour: Annotated[
         Positive,
@@ -270,9 +273,19 @@ class Rescue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="auto: three times the endpoint's own p99, between 10 s and 120 s."),
     ] = "auto"  # noqa: S105 - a timeout, no secret
     decode_floor: Annotated[
-        DecodeFloor | None, Meta(description="Rescue streams slower than this. Left out: none.")
+        DecodeFloor | None,
+        Meta(
+            description="Rescue streams slower than this. Left out: none. Checked, but not acted "
+            "on by this version."
+        ),
     ] = None
-    hedge: Annotated[Hedge, Meta(description="Second attempts before the first token.")] = Hedge()
+    hedge: Annotated[
+        Hedge,
+        Meta(
+            description="Second attempts before the first token. Checked, but not acted on by this "
+            "version."
+        ),
+    ] = Hedge()
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
