@@ -28,6 +28,7 @@ def build_litestar(gateway: Gateway) -> Litestar:
         exception_handlers={HTTPException: _plain_refusal},
         openapi_config=None,
         debug=False,
+        logging_config=None,  # `measure.logs` has set it up; Litestar would put a form of its own
     )
 
 

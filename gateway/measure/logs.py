@@ -18,6 +18,7 @@ _SECRET = re.compile(
     r"|(://[^/\s:@]+:)[^@\s]+@"
 )
 VALUE_CHARS_MAX = 2_000
+LINES_MAX = 60  # of a traceback
 
 
 def redact(text: str) -> str:
@@ -27,16 +28,32 @@ def redact(text: str) -> str:
         kept = match.group(1) or match.group(3) or match.group(4) or ""
         return f"{kept}[redacted]" + ("@" if match.group(4) else "")
 
-    return _SECRET.sub(replace, text[:VALUE_CHARS_MAX])
+    # Cut after the redaction: half a secret would not look like one.
+    return _SECRET.sub(replace, text[: 2 * VALUE_CHARS_MAX])[:VALUE_CHARS_MAX]
 
 
 def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
     for name, value in event.items():
-        if isinstance(value, str):
+        if name == "exception":
+            # Of a traceback the end says most.
+            event[name] = "\n".join(redact(line) for line in value.splitlines()[-LINES_MAX:])
+        elif isinstance(value, str):
             event[name] = redact(value)
         elif isinstance(value, BaseException):
             event[name] = redact(f"{type(value).__name__}: {value}")
     return event
+
+
+class _OneForm(logging.Handler):
+    """Gives what is logged the standard way, by us or by libraries, the same form and redaction."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            structlog.get_logger().log(
+                record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+            )
+        except Exception:
+            self.handleError(record)
 
 
 def configure_logs(*, level: str = "info", json: bool = True, stream: TextIO | None = None) -> None:
@@ -60,6 +77,9 @@ def configure_logs(*, level: str = "info", json: bool = True, stream: TextIO | N
         logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    root.handlers[:] = [_OneForm()]
+    root.setLevel(numeric)
     # Libraries log URLs and SQL with values at INFO: only their warnings are let through.
     for name in ("httpx", "httpcore", "sqlalchemy", "alembic", "uvicorn", "aiosqlite"):
         logging.getLogger(name).setLevel(logging.WARNING)

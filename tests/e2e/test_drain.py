@@ -124,6 +124,8 @@ def test_streams_end_whole_within_the_limit_and_new_requests_are_refused(
     assert json.loads(plain.text)["choices"][0]["finish_reason"] == "stop"
     assert gateway.process.wait(20) == 0, gateway.log()[-3000:]
     assert status_of_path(gateway.port, "/healthz") == 0
+    for line in gateway.log().splitlines():
+        assert line.startswith("LoopRouter serves on") or json.loads(line)["event"], line
     assert problems_of(tmp_path) == []
     rows = rows_of(tmp_path, "SELECT state, is_estimated, failure FROM attempts")
     assert {tuple(row.values()) for row in rows} == {("settled", 0, "")}
