@@ -11,46 +11,38 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
-import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gateway.simulator.demo import demo_policy_yaml  # noqa: E402 - the path above comes first
-from gateway.simulator.profile import (  # noqa: E402
-    Fault,
-    FaultMode,
-    ProviderProfile,
-    SimulatedPrice,
-    changed,
+from tests.bench.replay_world import (  # noqa: E402 - as above
+    Arrival,
+    dead_from_s,
+    fetch,
+    profiles,
+    read_trace,
+    start_providers,
+    synthetic_trace,
 )
-from tests.support.gateway_process import (  # noqa: E402
+from tests.support.gateway_process import (  # noqa: E402 - as above
     RunningGateway,
-    free_port,
     looprouter,
     start_gateway,
 )
 
 TRACE = ROOT.parent / "shared/data/traces/azure-llm-2023/AzureLLMInferenceTrace_conv.csv"
 DEAD_GRACE_S = 30.0
-CONTEXT_TOKENS_MAX = 16_000
 FILLER = "the quick brown fox jumps over the lazy dog while rain falls on the old town "
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
 
 
 @dataclass(slots=True)
@@ -63,127 +55,6 @@ class Result:
     has_error: bool = False
     characters: int = 0
     note: str = ""
-
-
-@dataclass(slots=True)
-class Report:
-    results: list[Result] = field(default_factory=list)
-
-
-def read_trace(path: Path, *, start_minute: float, minutes: float, speed: float) -> list[Arrival]:
-    """Arrivals of a slice, times divided by `speed`."""
-    arrivals: list[Arrival] = []
-    first: datetime.datetime | None = None
-    with path.open() as handle:
-        for row in csv.DictReader(handle):
-            moment = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26])
-            first = first or moment
-            offset_s = (moment - first).total_seconds() - start_minute * 60
-            if 0 <= offset_s < minutes * 60:
-                arrivals.append(
-                    Arrival(
-                        offset_s / speed,
-                        min(int(row["ContextTokens"]), CONTEXT_TOKENS_MAX),
-                        max(1, int(row["GeneratedTokens"])),
-                    )
-                )
-    return arrivals
-
-
-def synthetic_trace(*, minutes: float, speed: float, seed: int = 1) -> list[Arrival]:
-    """The trace's own statistics, for a machine that does not have it: 5.4 requests a second."""
-    import random
-
-    rng = random.Random(seed)
-    arrivals: list[Arrival] = []
-    at_s = 0.0
-    while at_s < minutes * 60:
-        at_s += rng.expovariate(5.4)
-        prompt = min(CONTEXT_TOKENS_MAX, int(rng.lognormvariate(6.9, 0.9)))
-        arrivals.append(Arrival(at_s / speed, prompt, int(rng.lognormvariate(4.86, 0.9)) + 1))
-    return arrivals
-
-
-def profiles(length_s: float) -> tuple[ProviderProfile, ...]:
-    """Five providers; `length_s` is the replay's wall time, which the fault windows scale with."""
-
-    def priced(input_usd: float, output_usd: float) -> SimulatedPrice:
-        return SimulatedPrice(
-            input=round(input_usd * 1e6),
-            cached_read=round(input_usd * 5e5),
-            cache_write_5m=round(input_usd * 1.25e6),
-            cache_write_1h=round(input_usd * 2e6),
-            output=round(output_usd * 1e6),
-        )
-
-    base = ProviderProfile(name="x", model="replay-model", tokens_per_event=4)
-    mid = length_s * 0.4
-    return (
-        changed(
-            base,
-            {
-                "name": "fast",
-                "seed": 11,
-                "ttft_base_s": 0.2,
-                "tokens_per_s": 170.0,
-                "drift_sigma": 0.25,
-                "drift_period_s": 120.0,
-                "price": priced(1.0, 3.0),
-            },
-        ),
-        changed(
-            base,
-            {
-                "name": "dies",
-                "seed": 12,
-                "ttft_base_s": 0.15,
-                "tokens_per_s": 190.0,
-                "price": priced(0.9, 2.8),
-                "faults": [Fault(mode=FaultMode.DEAD, starts_s=mid)],
-            },
-        ),
-        changed(
-            base,
-            {
-                "name": "limited",
-                "seed": 13,
-                "ttft_base_s": 0.1,
-                "tokens_per_s": 220.0,
-                "requests_per_minute": 240,
-                "requests_burst": 8,
-                "price": priced(0.8, 2.0),
-            },
-        ),
-        changed(
-            base,
-            {
-                "name": "flaky",
-                "seed": 14,
-                "ttft_base_s": 0.3,
-                "tokens_per_s": 130.0,
-                "drift_sigma": 0.35,
-                "drift_period_s": 60.0,
-                "price": priced(0.4, 1.2),
-                "usage_every_event": True,
-                "faults": [
-                    Fault(mode=FaultMode.ERROR, status=503, share=0.05),
-                    Fault(mode=FaultMode.HTML_200, share=0.01),
-                    Fault(mode=FaultMode.CUT_MID_STREAM, share=0.01, after_tokens=24),
-                ],
-            },
-        ),
-        changed(
-            base,
-            {
-                "name": "slow",
-                "seed": 15,
-                "ttft_base_s": 0.6,
-                "tokens_per_s": 60.0,
-                "drift_sigma": 0.1,
-                "price": priced(0.1, 0.3),
-            },
-        ),
-    )
 
 
 async def send_one(
@@ -261,32 +132,10 @@ async def replay(gateway: RunningGateway, arrivals: list[Arrival]) -> list[Resul
     return list(results)
 
 
-def start_providers(
-    found: tuple[ProviderProfile, ...], folder: Path
-) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-    """One process for all simulated providers, so that they do not share the gateway's core."""
-    import msgspec
-
-    ports = {each.name: free_port() for each in found}
-    command = [sys.executable, "-m", "gateway.simulator", "--with-parent"]
-    for each in found:
-        path = folder / f"{each.name}.json"
-        path.write_bytes(msgspec.json.encode(each))
-        command += ["--profile", str(path), "--port", str(ports[each.name])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
-    assert process.stdout is not None
-    for _ in found:
-        process.stdout.readline()
-    return process, ports
-
-
-def fetch(port: int, path: str, body: object = None) -> dict[str, object]:
-    import httpx
-
-    url = f"http://127.0.0.1:{port}{path}"
-    answer = httpx.get(url, timeout=30) if body is None else httpx.post(url, json=body, timeout=30)
-    answer.raise_for_status()
-    return dict(answer.json())
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a running process so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -316,7 +165,7 @@ def compare_money(
 
     verify = subprocess.run(
         [sys.executable, "-m", "gateway", "ledger", "verify"],
-        env={**__import__("os").environ, "LOOPROUTER_HOME": str(gateway.home)},
+        env={**os.environ, "LOOPROUTER_HOME": str(gateway.home)},
         capture_output=True,
         text=True,
         check=False,
@@ -349,7 +198,7 @@ def print_report(
     results: list[Result],
     attempts: dict[str, list[tuple[float, str]]],
     money: tuple[list[tuple[str, int, int, int]], list[str]],
-    dead_from_s: float,
+    died_at_s: float,
 ) -> bool:
     """Print the table; True when every line that must hold holds."""
     served = [r for r in results if r.ttft_s is not None]
@@ -357,7 +206,7 @@ def print_report(
     success = len(served) / len(results)
     ttfts = [r.ttft_s for r in served if r.ttft_s is not None]
     firsts = [tries[0] for tries in attempts.values()]
-    late = Counter(e for at_s, e in firsts if at_s >= dead_from_s + DEAD_GRACE_S)
+    late = Counter(e for at_s, e in firsts if at_s >= died_at_s + DEAD_GRACE_S)
     dead_share = late["dies/replay-model"] / max(1, sum(late.values()))
     rows, problems = money
     imbalance = sum(abs(invoice - ledger) for _, _, invoice, ledger in rows)
@@ -422,10 +271,18 @@ def main() -> int:
                 fetch(port, "/sim/control", {"restart_clock": True})
             began_unix_s = time.time()
             results = asyncio.run(replay(gateway, arrivals))
+            cpu_s = (cpu_seconds(gateway.process.pid), cpu_seconds(providers.pid))
             gateway.stop()
             looprouter("db", "upgrade", home=home)
             money = compare_money(gateway, ports)
-            holds = print_report(results, first_attempts(home, began_unix_s), money, length_s * 0.4)
+            print(
+                f"CPU: gateway {cpu_s[0]:.1f} s, {cpu_s[0] / len(results) * 1000:.1f} ms a request; "
+                f"providers {cpu_s[1]:.1f} s, in {length_s:.0f} s of arrivals",
+                file=sys.stderr,
+            )
+            holds = print_report(
+                results, first_attempts(home, began_unix_s), money, dead_from_s(length_s)
+            )
         finally:
             gateway.stop()
             providers.terminate()
