@@ -309,6 +309,7 @@ class _Run:
                     model=exchange.endpoint.model,
                     created=int(self._shop.wall_clock()),
                     request_id=job.request_id,
+                    estimate=exchange.usage_estimate(),
                 )
             except CannotTranslate as error:
                 # Nothing of it reaches the client, so it is not the client's to pay.
@@ -321,8 +322,7 @@ class _Run:
         exchange.close_books()
         status = exchange.outcome.status
         self._note_answer(exchange, status)
-        headers = plain_headers(exchange, body, is_translated=is_translated)
-        await self._start(status, headers)
+        await self._start(status, plain_headers(exchange, body, is_translated=is_translated))
         await self._client.send(body)
         await self._client.end()
 

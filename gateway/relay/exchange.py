@@ -45,6 +45,7 @@ from gateway.relay.moves import Answered, Blocked, Event, Sent, Skipped
 from gateway.relay.reading import PROGRESS_EVERY_S, Reading
 from gateway.wire.pieces import Dialect, WireError
 from gateway.wire.translate import CannotTranslate
+from gateway.wire.usage import Usage
 
 logger = logging.getLogger("looprouter.relay")
 
@@ -287,6 +288,13 @@ class Exchange:
             stats = self._job.snapshot.stats.get(self.endpoint.id)
             usage, _ = billable_usage(self.outcome, stats, is_whole=False)
             self._shop.ledger.progress(self._hold, usage)
+
+    def usage_estimate(self) -> Usage | None:
+        """Our own count of a whole answer whose upstream gave none: what will be billed."""
+        if self.outcome.usage is not None:
+            return None
+        stats = self._job.snapshot.stats.get(self.endpoint.id)
+        return billable_usage(self.outcome, stats, is_whole=True)[0]
 
     # Its books
 

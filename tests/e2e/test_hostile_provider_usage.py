@@ -15,6 +15,7 @@ from tests.support.hostile_provider import CHUNKINGS, Chunking, Script, Turn
 from tests.support.hostile_scripts import HALF, good, says
 from tests.support.hostile_world import (
     CHAT,
+    CHAT_OF_MESSAGES,
     COMPLETIONS,
     MESSAGES,
     MESSAGES_OF_CHAT,
@@ -289,7 +290,14 @@ def check_estimated(world: HostileWorld, talk: Talk, model: str, heard: Any) -> 
     cost = bill(talk.first, input=row["facts"]["prompt_tokens"], output=11)
     assert nanos(row["cost"]) == nanos(row["provider_cost"]) == cost
     world.owes(f"{talk.first}/{model}", cost)
-    if not heard.headers["content-type"].startswith("text/event-stream"):
+    is_stream = heard.headers["content-type"].startswith("text/event-stream")
+    if talk in (CHAT_OF_MESSAGES, MESSAGES_OF_CHAT):
+        # Their usage is ours to write: never a zero that nobody counted.
+        assert heard.tokens in (None, Tokens(row["facts"]["prompt_tokens"], 11))
+    if is_stream and talk.reads_usage_of_frame:
+        assert heard.tokens == Tokens(row["facts"]["prompt_tokens"], 11)
+        assert heard.cost_nanos == cost
+    if not is_stream:
         assert nanos(heard.headers["x-looprouter-cost"]) == cost
         assert "estimate" in heard.headers["x-looprouter-warning"]
 

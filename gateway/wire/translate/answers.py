@@ -71,13 +71,14 @@ def chat_answer(
     created: int,
     request_id: str,
     extra_usage: Mapping[str, object] | None,
+    estimate: Usage | None = None,
 ) -> bytes:
     """A message as a chat completion. Blocks of server tools cannot occur: chat cannot ask."""
     try:
         answer = decode_said(_MESSAGE, body)
     except msgspec.DecodeError as error:
         raise CannotTranslate(f"The upstream's answer is no message: {error}", param="") from error
-    usage = read_usage(Surface.MESSAGES, answer.usage) or Usage()
+    usage, extra = _counted(read_usage(Surface.MESSAGES, answer.usage), estimate, extra_usage)
     message: dict[str, object] = {"role": "assistant", "content": None, "refusal": None}
     calls = [_chat_call(block) for block in answer.content if block.type == "tool_use"]
     texts = [block.text or "" for block in answer.content if block.type == "text"]
@@ -106,12 +107,21 @@ def chat_answer(
         "created": created,
         "model": answer.model or model,
         "choices": [choice],
-        "usage": chat_usage(usage, extra_usage),
+        "usage": chat_usage(usage, extra),
     }
     tier = chat_tier(answer.usage.get("service_tier")) if isinstance(answer.usage, dict) else None
     if tier is not None:
         out["service_tier"] = tier
     return encode_said(out)
+
+
+def _counted(
+    said: Usage | None, estimate: Usage | None, extra: Mapping[str, object] | None
+) -> tuple[Usage, Mapping[str, object] | None]:
+    """The upstream's count; else our estimate, marked as one; else nothing known."""
+    if said is not None or estimate is None:
+        return said or Usage(), extra
+    return estimate, {**(extra or {}), "is_estimated": True}
 
 
 def _chat_call(block: _Block) -> Block:
@@ -143,6 +153,7 @@ def messages_answer(
     model: str,
     request_id: str,
     extra_usage: Mapping[str, object] | None,
+    estimate: Usage | None = None,
 ) -> bytes:
     """A chat completion's first choice as a message."""
     try:
@@ -154,7 +165,7 @@ def messages_answer(
     choice = first_choice(answer)
     if choice is None or choice.message is None:
         raise CannotTranslate("The upstream's chat completion holds no message", param="choices")
-    usage = read_usage(Surface.CHAT, answer.usage) or Usage()
+    usage, extra = _counted(read_usage(Surface.CHAT, answer.usage), estimate, extra_usage)
     answer_id = text(answer.id) or request_id
     blocks = _blocks(choice.message, answer_id)
     reason = stop_reason(
@@ -172,7 +183,7 @@ def messages_answer(
             "content": blocks,
             "stop_reason": reason,
             "stop_sequence": choice.stop_reason if reason == "stop_sequence" else None,
-            "usage": messages_usage(usage, extra_usage),
+            "usage": messages_usage(usage, extra),
         }
     )
 

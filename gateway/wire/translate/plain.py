@@ -20,6 +20,7 @@ from gateway.wire.translate.shapes import (
 )
 from gateway.wire.translate.to_chat import chat_request
 from gateway.wire.translate.to_messages import messages_request
+from gateway.wire.usage import Usage
 
 
 class RawMembers(Protocol):
@@ -76,8 +77,11 @@ def translate_answer(
     extra_usage: Mapping[str, object] | None = None,
     created: int = 0,
     request_id: str = "",
+    estimate: Usage | None = None,
 ) -> bytes:
     """The answer in the client's dialect; `extra_usage` goes into its usage object.
+
+    `estimate` is told, and marked as one, where the upstream counted nothing (which is not zero).
 
     `model` and `request_id` stand in where the upstream names none; `created` is Unix seconds,
     which chat answers carry and messages do not. Raises CannotTranslate for a body that is no
@@ -87,9 +91,16 @@ def translate_answer(
         raise _no_bridge(upstream, client)
     if client is Surface.CHAT:
         return chat_answer(
-            body, model=model, created=created, request_id=request_id, extra_usage=extra_usage
+            body,
+            model=model,
+            created=created,
+            request_id=request_id,
+            extra_usage=extra_usage,
+            estimate=estimate,
         )
-    return messages_answer(body, model=model, request_id=request_id, extra_usage=extra_usage)
+    return messages_answer(
+        body, model=model, request_id=request_id, extra_usage=extra_usage, estimate=estimate
+    )
 
 
 BRIDGES = frozenset({(Surface.CHAT, Surface.MESSAGES), (Surface.MESSAGES, Surface.CHAT)})
