@@ -13,7 +13,7 @@ help: ## list these targets
 
 setup: $(VENV)/.installed ## make .venv from the lock (run, test and check do it by themselves)
 
-run: setup ## start LoopRouter: prints the status page, one key and a curl line
+run: $(VENV)/.runnable ## start LoopRouter: prints the status page, one key and a curl line
 	@$(BIN)/looprouter up $(ARGS)
 
 test: setup ## run all tests; says what is missing for those it cannot run
@@ -46,11 +46,20 @@ $(VENV)/.created:
 	  { rm -rf $(VENV); echo 'the venv module is missing; on Debian: apt-get install -y python3-venv'; exit 1; }
 	@touch $@
 
-$(VENV)/.locked: requirements.lock $(VENV)/.created
+$(VENV)/.runtime: requirements.lock $(VENV)/.created
+	@echo 'installing what it takes to run (once, about a minute) ...'
+	@sed '/^# --- below/,$$d' requirements.lock > $(VENV)/runtime.lock
+	@$(PIP) install --require-hashes --only-binary :all: --no-compile -r $(VENV)/runtime.lock
+	@touch $@
+
+$(VENV)/.runnable: pyproject.toml $(VENV)/.runtime
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.locked: $(VENV)/.runtime
 	@echo 'installing the locked packages (once, a minute or three) ...'
 	@$(PIP) install --require-hashes --only-binary :all: --no-compile -r requirements.lock
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml $(VENV)/.locked
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+$(VENV)/.installed: $(VENV)/.runnable $(VENV)/.locked
 	@touch $@

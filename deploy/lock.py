@@ -25,11 +25,15 @@ NOT_LOCKED = ("torch", "triton")
 # pip-compile sees only the Python it runs on. What another supported one needs besides, so that
 # the lock installs there too: redis wants this below 3.11.3. A test finds what is missing here.
 OTHER_PYTHONS = ("async-timeout>=4.0.3",)
+# What installing the checkout itself in place takes, beside the build system.
+EDITABLE = ("editables",)
 
 HEADER = """\
 # Every package that `make run` and `make test` install, with its hashes. Written by `make lock`.
 # Install with: pip install --require-hashes -r requirements.lock
+# `make run` installs only the part above the mark, so that a newcomer need not wait for the tests'.
 """
+MARK = "# --- below: only for tests and development ---"
 
 
 def requirement_name(requirement: str) -> str:
@@ -84,6 +88,21 @@ def trust_announced_hashes() -> None:
     PyPIRepository._get_file_hash = announced
 
 
+def split(body: str, needed: set[str]) -> tuple[list[str], list[str]]:
+    """The lock's entries in two parts: what `needed` needs, all levels down, and the rest."""
+    lines = [line for line in body.splitlines() if not line.startswith("#")]
+    entries = re.split(r"\n(?=[a-z0-9])", "\n".join(lines).strip("\n"))
+    parents: dict[str, set[str]] = {}
+    for entry in entries:
+        via = re.search(r"# via (.*)", entry)
+        parents[requirement_name(entry)] = set(via[1].split(", ")) if via is not None else set()
+    kept = {name for name in parents if name in needed}
+    while grown := {name for name, via in parents.items() if via & kept} - kept:
+        kept |= grown
+    first = [entry for entry in entries if requirement_name(entry) in kept]
+    return first, [entry for entry in entries if requirement_name(entry) not in kept]
+
+
 def main() -> int:
     trust_announced_hashes()
     with (ROOT / "pyproject.toml").open("rb") as file:
@@ -92,10 +111,11 @@ def main() -> int:
     requirements += OTHER_PYTHONS
     current = LOCK.read_text() if LOCK.exists() else ""
     body = compiled(sorted(set(requirements)), current, upgrade="--upgrade" in sys.argv[1:])
-    lines = [line for line in body.splitlines() if not line.startswith("#")]
-    LOCK.write_text(HEADER + "\n".join(lines).strip("\n") + "\n")
-    num_packages = sum(1 for line in lines if re.match(r"[a-z0-9]", line))
-    print(f"requirements.lock: {num_packages} packages with hashes")
+    to_run = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
+    needed = {requirement_name(each) for each in [*to_run, *EDITABLE, *OTHER_PYTHONS]}
+    first, rest = split(body, needed)
+    LOCK.write_text(HEADER + "\n".join([*first, MARK, *rest]) + "\n")
+    print(f"requirements.lock: {len(first)} packages to run, {len(rest)} more to develop")
     return 0
 
 
