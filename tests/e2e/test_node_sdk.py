@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.run_tests import NODE_FOLDER, node_packages
-from tests.support.sdk_world import SdkWorld, sdk_world, teach_token_lengths
+from tests.run_tests import node_packages
+from tests.support.sdk_world import SdkWorld
 
 pytestmark = [pytest.mark.e2e, pytest.mark.node]
 SUITE_S_MAX = 240
@@ -19,14 +19,13 @@ TESTS_MIN = {"surfaces": 15, "failures": 10}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkWorld]:
-    with node_packages(), sdk_world(tmp_path_factory.mktemp("node")) as world:
-        teach_token_lengths(world)
-        yield world
+def node_modules() -> Iterator[str]:
+    with node_packages() as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("suite", sorted(TESTS_MIN))
-def test_node_suite_passes(world: SdkWorld, suite: str) -> None:
+def test_node_suite_passes(world: SdkWorld, node_modules: str, suite: str) -> None:
     node = shutil.which("node")
     assert node is not None
     facts = {
@@ -40,7 +39,7 @@ def test_node_suite_passes(world: SdkWorld, suite: str) -> None:
 
     done = subprocess.run(
         [node, "--test", "--test-reporter=spec", f"{suite}.test.js"],
-        cwd=NODE_FOLDER,
+        cwd=node_modules,
         env={**os.environ, "LOOPROUTER_WORLD": json.dumps(facts), "NO_COLOR": "1"},
         capture_output=True,
         text=True,

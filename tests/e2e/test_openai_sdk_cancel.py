@@ -14,7 +14,7 @@ import pytest
 from openai import APITimeoutError, AsyncOpenAI, OpenAI
 
 from gateway.simulator.meter import InvoiceLine
-from tests.support.sdk_world import SLOW, SdkWorld, sdk_world, teach_token_lengths, wait_until
+from tests.support.sdk_world import SLOW, SdkWorld, wait_until
 
 pytestmark = pytest.mark.e2e
 both_dialects = pytest.mark.parametrize("model", ["slow-gpt", "slow-claude"])
@@ -22,13 +22,6 @@ both_dialects = pytest.mark.parametrize("model", ["slow-gpt", "slow-claude"])
 CLOSED_S_MAX = 2.5
 LONG = "hello [[sim tokens=600]]"
 CHUNKS = 30
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkWorld]:
-    with sdk_world(tmp_path_factory.mktemp("cancel")) as world:
-        teach_token_lengths(world)
-        yield world
 
 
 @pytest.fixture(scope="module")

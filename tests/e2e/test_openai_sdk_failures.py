@@ -23,15 +23,9 @@ from openai import (
 )
 from openai.types.chat import ChatCompletionChunk
 
-from tests.support.sdk_world import SdkWorld, sdk_world, wait_until
+from tests.support.sdk_world import SdkWorld, wait_until
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkWorld]:
-    with sdk_world(tmp_path_factory.mktemp("failures")) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +124,7 @@ def test_scopes_are_permission_errors(world: SdkWorld, client: OpenAI) -> None:
 def test_rate_limit_error_carries_the_headers_the_sdk_reads(
     world: SdkWorld, client: OpenAI
 ) -> None:
-    limited = client.with_options(api_key=world.keys["one-a-minute"], max_retries=0)
+    limited = client.with_options(api_key=world.keys["one-a-minute-openai"], max_retries=0)
     messages = user("hi")
     first = limited.chat.completions.with_raw_response.create(model="gpt", messages=messages)
     with pytest.raises(RateLimitError) as refused:

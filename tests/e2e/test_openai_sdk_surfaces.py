@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
-from tests.support.sdk_world import IMAGE_PNG, PROFILES, SdkWorld, nanos, sdk_world
+from tests.support.sdk_world import IMAGE_PNG, PROFILES, SdkWorld, nanos
 
 pytestmark = pytest.mark.e2e
 TOOLS: list[Any] = [
@@ -35,12 +35,6 @@ TOOLS: list[Any] = [
 class Weather(BaseModel):
     city: str
     sky: Literal["clear", "cloudy"]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkWorld]:
-    with sdk_world(tmp_path_factory.mktemp("surfaces")) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")

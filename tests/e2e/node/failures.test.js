@@ -38,7 +38,7 @@ test("the upstream's own refusal arrives in its words", async () => {
 });
 
 test('a rate limit carries the headers that the package waits by', async () => {
-  const limited = clientOf('one-a-minute', { maxRetries: 0 });
+  const limited = clientOf('one-a-minute-node', { maxRetries: 0 });
   await ask(limited);
   const error = await rejected(() => ask(limited), OpenAI.RateLimitError);
 
