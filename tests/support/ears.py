@@ -136,6 +136,9 @@ def _hear_responses(heard: Heard, name: str, said: str) -> None:
     heard.frames.append(frame)
     if name == "response.output_text.delta":
         heard.texts.append(frame["delta"])
+    elif name == "response.function_call_arguments.delta":
+        known = heard.tools.setdefault(frame["output_index"], {"name": "", "arguments": ""})
+        known["arguments"] += frame["delta"]
     elif name == "error":
         heard.error = frame["error"]
     elif name == "response.failed":
