@@ -305,6 +305,7 @@ class AttemptOutcome(msgspec.Struct, kw_only=True):
     usage: Usage | None = None
     usage_estimated: bool = False
     usage_is_current: bool = False  # said with the last generated frame, or after it
+    tier_served: str = ""  # as the answer says it; "" = it does not
     reported_cost_nanos: int | None = None
     prompt_tokens_expected: int = 0
     cached_tokens_expected: int = 0

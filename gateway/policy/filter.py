@@ -10,7 +10,14 @@ from gateway.core import EndpointLive, FleetView, Lane, PriceRow, ProviderPrefer
 from gateway.policy.policy import Indexed, Policy
 from gateway.policy.routes import Preference
 from gateway.policy.units import PICOS_OF_USD_PER_MTOK
-from gateway.prices.rows import STANDARD, UNPRICED, bucket_picos, pick_row, tier_of
+from gateway.prices.rows import (
+    STANDARD,
+    UNPRICED,
+    bucket_picos,
+    pick_row,
+    tier_at_once,
+    tier_of,
+)
 
 # Needs that an endpoint whose capabilities are known must have; the rest pass through as they are.
 HARD_NEEDS = frozenset({"tools", "json_schema", "json_object", "vision", "audio"})
@@ -78,7 +85,7 @@ def filter_endpoints(
         if len(rows) == 1 and not rows[0].context_tokens_min:
             row = rows[0]
         else:
-            tier = asked_tier if endpoint.tier == STANDARD else endpoint.tier
+            tier = tier_at_once(asked_tier, endpoint.tier)
             row = pick_row(rows, tier=tier, context_tokens=prompt_tokens)
         if row.source == UNPRICED.source and policy.unpriced == "block":
             reason = "unpriced: its price is unknown; state `price`, or `unpriced: cap` or `allow`"

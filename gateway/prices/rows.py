@@ -15,6 +15,7 @@ from gateway.core import PICOS_PER_NANO, PriceRow
 from gateway.wire.usage import Usage
 
 STANDARD = "standard"
+BATCH = "batch"
 UNPRICED = PriceRow(source="unpriced")
 
 # What a bucket costs when its row does not say.
@@ -39,13 +40,23 @@ _TIERS: dict[str, str] = {
     "flex": "flex",
     "priority": "priority",
     "fast": "priority",
-    "batch": "batch",
+    "batch": BATCH,
 }
 
 
 def tier_of(service_tier: str) -> str:
     """The price tier a `service_tier` asks for; one that no provider names is standard."""
     return _TIERS.get(service_tier, STANDARD)
+
+
+def tier_at_once(asked: str, own: str) -> str:
+    """
+    The price tier of an answer that is waited for: the request's, else the endpoint's own.
+
+    Batch prices hold for a provider's batch API, and no such answer comes from there.
+    """
+    tier = own if asked == STANDARD else asked
+    return STANDARD if tier == BATCH else tier
 
 
 def bucket_picos(row: PriceRow, bucket: str) -> int:

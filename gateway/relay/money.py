@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from gateway.core import AttemptOutcome, Endpoint, EndpointStats, PriceRow
 from gateway.ledger.records import Settlement
-from gateway.prices.rows import STANDARD, UNPRICED, cost_nanos, hold_nanos, pick_row, tier_of
+from gateway.prices.rows import (
+    STANDARD,
+    UNPRICED,
+    cost_nanos,
+    hold_nanos,
+    pick_row,
+    tier_at_once,
+    tier_of,
+)
 from gateway.relay.job import RelayJob
 from gateway.wire.pieces import Dialect, Surface
 from gateway.wire.usage import Usage
@@ -34,8 +42,7 @@ def rows_of(job: RelayJob, endpoint: Endpoint) -> tuple[PriceRow, ...]:
 
 def tier_for(job: RelayJob, endpoint: Endpoint) -> str:
     """The price tier: what the request asks for, else the endpoint's own."""
-    asked = tier_of(job.parsed.service_tier)
-    return endpoint.tier if asked == STANDARD else asked
+    return tier_at_once(tier_of(job.parsed.service_tier), endpoint.tier)
 
 
 def injected_max_tokens(job: RelayJob, endpoint: Endpoint) -> int | None:
@@ -144,6 +151,9 @@ def settlement_for(
         return Settlement(usage=None, cost_nanos=0, price=None)  # counting is free
     usage, is_estimated = billable_usage(outcome, stats, is_whole=is_whole)
     outcome.usage, outcome.usage_estimated = usage, is_estimated
+    if outcome.tier_served:
+        # Providers serve at another tier than asked for when that one is full, and bill it so.
+        tier = tier_at_once(tier_of(outcome.tier_served), STANDARD)
     row = pick_row(rows, tier=tier, context_tokens=usage.input_total)
     reported = outcome.reported_cost_nanos
     if reported is not None and is_whole and row.source not in _OWN_SOURCES:

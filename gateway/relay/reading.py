@@ -128,6 +128,7 @@ class Reading:
         outcome.usage = answer.usage
         outcome.protocol_faults = answer.protocol_faults
         outcome.reported_cost_nanos = answer.cost_nanos
+        outcome.tier_served = answer.tier
 
     def _is_empty(self, answer: Answer) -> bool:
         has_content = answer.visible_chars or answer.reasoning_chars or answer.tool_chars
@@ -216,6 +217,8 @@ class Reading:
                 outcome.usage, outcome.usage_is_current = piece.usage, True
             if piece.cost_nanos is not None:
                 outcome.reported_cost_nanos = piece.cost_nanos
+            if piece.tier:
+                outcome.tier_served = piece.tier
         return ending
 
     async def _drain(self, stream: AsyncIterator[bytes]) -> None:

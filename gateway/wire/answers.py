@@ -9,7 +9,7 @@ import msgspec
 from gateway.wire.deltas import Count, Delta, count_delta
 from gateway.wire.errors import error_of, is_html, read_error
 from gateway.wire.pieces import Surface, WireError
-from gateway.wire.reading import decode_event, decode_value, text_len
+from gateway.wire.reading import decode_event, decode_value, text_len, tier_text, usage_tier
 from gateway.wire.usage import Usage
 from gateway.wire.usage_read import read_usage, reported_cost_nanos
 
@@ -26,6 +26,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     finish: str = ""
     model: str = ""
     protocol_faults: int = 0
+    tier: str = ""  # the service tier it was served at; "" = the answer does not say
 
 
 class _Choice(msgspec.Struct):
@@ -61,6 +62,7 @@ class _Body(msgspec.Struct):
     object: Any = ""
     error: Any = None
     usage: Any = None
+    service_tier: Any = None  # messages say it inside usage
     choices: list[_Choice] | None = None  # chat, completions
     content: list[_Block] | None = None  # messages
     stop_reason: Any = None
@@ -103,6 +105,7 @@ def read_answer(surface: Surface, body: bytes) -> Answer:
         model=said.model if isinstance(said.model, str) else "",
         # Counts that no provider can mean: they are not billed, and somebody should hear of it.
         protocol_faults=int(usage is None and bool(said.usage)),
+        tier=tier_text(said.service_tier) or tier_text(usage_tier(said.usage)),
     )
 
 

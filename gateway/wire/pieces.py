@@ -74,6 +74,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     finish: str = ""  # finish_reason / stop_reason as received
     usage: Usage | None = None  # cumulative; the last valid one wins
     cost_nanos: int | None = None  # price the provider reported in its answer
+    tier: str = ""  # the service tier it says it served at; "" = it says none
     error: WireError | None = None
 
 

@@ -21,6 +21,7 @@ from gateway.wire.reading import (
     error_piece,
     malformed_piece,
     text_len,
+    tier_text,
 )
 from gateway.wire.usage import Usage
 from gateway.wire.usage_read import openai_usage, reported_cost_nanos
@@ -49,6 +50,7 @@ class Chunk(msgspec.Struct):
     usage: Any = None
     error: Any = None
     object: Any = None
+    service_tier: Any = None
     x_groq: _Groq | None = None
 
 
@@ -181,10 +183,16 @@ class ChoiceEvents:
                 finish=finish,
                 usage=usage,
                 cost_nanos=cost,
+                tier=tier_text(chunk.service_tier),
             )
         if finish:
             return Piece(
-                kind=PieceKind.FINISH, payload=data, finish=finish, usage=usage, cost_nanos=cost
+                kind=PieceKind.FINISH,
+                payload=data,
+                finish=finish,
+                usage=usage,
+                cost_nanos=cost,
+                tier=tier_text(chunk.service_tier),
             )
         return self._empty(data, usage, cost, is_repeated=is_repeated)
 
@@ -201,7 +209,13 @@ class ChoiceEvents:
         data = self._repaired(chunk, data, False)
         if usage is None and cost is None:
             return None  # insane counts: nobody may see or bill them
-        return Piece(kind=PieceKind.USAGE, payload=data, usage=usage, cost_nanos=cost)
+        return Piece(
+            kind=PieceKind.USAGE,
+            payload=data,
+            usage=usage,
+            cost_nanos=cost,
+            tier=tier_text(chunk.service_tier),
+        )
 
     def _empty(
         self, data: bytes, usage: Usage | None, cost: int | None, *, is_repeated: bool

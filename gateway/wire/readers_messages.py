@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 
 from gateway.wire.pieces import Piece, PieceKind
-from gateway.wire.reading import decode_event, error_piece, malformed_piece, text_len
+from gateway.wire.reading import (
+    decode_event,
+    error_piece,
+    malformed_piece,
+    text_len,
+    tier_text,
+    usage_tier,
+)
 from gateway.wire.usage import Usage
 from gateway.wire.usage_read import anthropic_usage, reported_cost_nanos
 
@@ -74,8 +81,9 @@ class MessageEvents:
         elif name == "message_delta":
             out.append(self._message_delta(name, said, data))
         elif name == "message_start":
-            usage = self._count(said.message.usage) if said.message is not None else None
-            out.append(Piece(kind=PieceKind.META, event=name, payload=data, usage=usage))
+            counted = said.message.usage if said.message is not None else None
+            usage, tier = self._count(counted), tier_text(usage_tier(counted))
+            out.append(Piece(kind=PieceKind.META, event=name, payload=data, usage=usage, tier=tier))
         elif name == "message_stop":
             self.faults += not self.is_finished
             self.is_ended = True
@@ -150,6 +158,7 @@ class MessageEvents:
             finish=str(reason),
             usage=usage,
             cost_nanos=cost,
+            tier=tier_text(usage_tier(said.usage)),
         )
 
     def _count(self, said: object) -> Usage | None:

@@ -13,6 +13,7 @@ from gateway.wire.reading import (
     error_piece,
     malformed_piece,
     text_len,
+    tier_text,
 )
 from gateway.wire.usage_read import openai_usage, reported_cost_nanos
 
@@ -35,6 +36,7 @@ class _Incomplete(msgspec.Struct):
 
 class _Response(msgspec.Struct):
     usage: Any = None
+    service_tier: Any = None
     error: Any = None
     output: list[msgspec.Raw] | None = None
     incomplete_details: _Incomplete | None = None
@@ -144,6 +146,7 @@ class ResponseEvents:
                 finish=str(reason or _TERMINAL[name]),
                 usage=usage,
                 cost_nanos=reported_cost_nanos(response.usage),
+                tier=tier_text(response.service_tier),
             )
         )
         out.append(Piece(kind=PieceKind.DONE))

@@ -39,6 +39,16 @@ def decode_value(data: bytes) -> object:
     return decode_event(_ANY, data)
 
 
+def tier_text(value: object) -> str:
+    """A service tier as an answer says it; "" for anything that is none."""
+    return value if isinstance(value, str) else ""
+
+
+def usage_tier(usage: object) -> object:
+    """Where messages say their service tier."""
+    return usage.get("service_tier") if isinstance(usage, dict) else None
+
+
 def text_len(value: object) -> int:
     """Characters of a string; 0 for anything else."""
     return len(value) if isinstance(value, str) else 0

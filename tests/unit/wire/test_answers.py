@@ -188,3 +188,22 @@ def test_a_cut_emoji_does_not_spoil_the_answer() -> None:
 
     said = read_answer(Surface.CHAT, body)
     assert (said.error, said.visible_chars) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("surface", "body"),
+    [
+        (Surface.CHAT, {"choices": [{"message": {"content": "x"}}], "service_tier": "flex"}),
+        (Surface.RESPONSES, {"output": [], "service_tier": "flex"}),
+        (Surface.MESSAGES, {"content": [], "usage": {"input_tokens": 1, "service_tier": "flex"}}),
+    ],
+)
+def test_answer_says_the_tier_it_was_served_at(surface: Surface, body: dict[str, Any]) -> None:
+    assert answer(surface, body).tier == "flex"
+
+
+@pytest.mark.parametrize("odd", [None, 5, ["flex"]])
+def test_tier_of_another_type_is_none(odd: Any) -> None:
+    body = {"choices": [{"message": {"content": "x"}}], "service_tier": odd, "usage": odd}
+
+    assert answer(Surface.CHAT, body).tier == ""

@@ -275,3 +275,29 @@ def test_an_unreadable_event_is_an_error_not_a_gap(surface: Surface) -> None:
 def test_surfaces_without_streams_have_no_reader(surface: Surface) -> None:
     with pytest.raises(ValueError, match="no streams"):
         stream_reader(surface)
+
+
+@pytest.mark.parametrize(
+    ("surface", "stream"),
+    [
+        (
+            Surface.CHAT,
+            b'data: {"id":"c","service_tier":"flex","choices":[{"index":0,"delta":{},'
+            b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
+        ),
+        (
+            Surface.CHAT,
+            b'data: {"choices":[],"service_tier":"flex","usage":{"prompt_tokens":1}}\n\n',
+        ),
+        (
+            Surface.MESSAGES,
+            event("message_start", ',"message":{"usage":{"input_tokens":7,"service_tier":"flex"}}'),
+        ),
+        (
+            Surface.RESPONSES,
+            event("response.completed", ',"response":{"output":[],"service_tier":"flex"}'),
+        ),
+    ],
+)
+def test_streams_say_the_tier_they_were_served_at(surface: Surface, stream: bytes) -> None:
+    assert "flex" in [piece.tier for piece in read(surface, stream)]
