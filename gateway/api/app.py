@@ -19,7 +19,7 @@ def build_litestar(gateway: Gateway) -> Litestar:
     """Routes only: middleware (sessions, CSRF, logging) belongs to routers that need it."""
     hot_app = HotApp(gateway)
 
-    @asgi("/v1", is_mount=True)
+    @asgi("/v1", is_mount=True, copy_scope=False)
     async def hot(scope: Scope, receive: Receive, send: Send) -> None:
         await hot_app(scope, receive, send)  # type: ignore[arg-type]  # the same ASGI types, other aliases
 

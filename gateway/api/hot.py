@@ -34,6 +34,12 @@ POST_SURFACES: dict[str, Surface] = {
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::\d{1,5})?")
 
 GetHandler = Callable[[Gateway, Exchange, str], Awaitable[None]]
+# Exactly this path or, behind a slash, all below it; the rest is handed to the handler.
+GET_HANDLERS: dict[str, GetHandler] = {
+    "/v1/models": list_models,
+    "/v1/models/": show_model,
+    "/v1/requests/": show_request,
+}
 
 
 class HotApp:
@@ -107,20 +113,14 @@ class HotApp:
 
     async def _get(self, exchange: Exchange, request_id: str) -> None:
         path = exchange.path
-        handlers: tuple[tuple[str, GetHandler], ...] = (
-            ("/v1/models/", show_model),
-            ("/v1/requests/", show_request),
-        )
-        handler: GetHandler | None = list_models if path == "/v1/models" else None
-        rest = ""
-        for prefix, prefix_handler in handlers:
-            if path.startswith(prefix):
-                handler, rest = prefix_handler, path.removeprefix(prefix)
+        # All below a slash: `/v1/models/a/b` is the model `a/b`.
+        route = path if path in GET_HANDLERS else path[: path.find("/", len("/v1/")) + 1]
+        handler = GET_HANDLERS.get(route)
         if handler is None:
             raise NotFound(f"there is no {exchange.method} {path}; see the API reference for paths")
         if exchange.method != "GET":
             raise MethodNotAllowed(f"{path} takes GET, not {exchange.method}")
-        await handler(self._gateway, exchange, rest)
+        await handler(self._gateway, exchange, path.removeprefix(route))
 
 
 def check_host(host: str, allowed: frozenset[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from litestar import MediaType, Request, Response, get
+from litestar.params import FromPath
 from litestar.types import ControllerRouterHandler
 
 from gateway import __version__
@@ -74,7 +75,7 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         return Response(body, media_type="application/json", headers=_PAGE_HEADERS)
 
     @get("/static/{name:str}")
-    async def static(name: str) -> Response[bytes]:
+    async def static(name: FromPath[str]) -> Response[bytes]:
         media_type = _STATIC_TYPES.get(name)
         if media_type is None:
             return Response(b"not found\n", status_code=404, media_type="text/plain")
