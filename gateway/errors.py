@@ -88,6 +88,10 @@ class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
 
+    def __init__(self, path: str, method: str, *, allow: str) -> None:
+        super().__init__(f"{path} takes {allow}, not {method}")
+        self.allow = allow  # sent as the header of that name
+
 
 class RequestTimeout(RequestError):
     status = 408

@@ -88,7 +88,7 @@ class HotApp:
             await self._get(exchange, request_id)
             return
         if exchange.method != "POST":
-            raise MethodNotAllowed(f"{exchange.path} takes POST, not {exchange.method}")
+            raise MethodNotAllowed(exchange.path, exchange.method, allow="POST")
         if gateway.is_draining:
             raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
         # Before the body is read: whoever has no key may not make us buffer megabytes.
@@ -119,7 +119,7 @@ class HotApp:
         if handler is None:
             raise NotFound(f"there is no {exchange.method} {path}; see the API reference for paths")
         if exchange.method != "GET":
-            raise MethodNotAllowed(f"{path} takes GET, not {exchange.method}")
+            raise MethodNotAllowed(path, exchange.method, allow="GET")
         await handler(self._gateway, exchange, path.removeprefix(route))
 
 

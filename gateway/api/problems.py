@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from gateway.api.exchange import Headers
-from gateway.errors import ApiError, InvalidRequest, RateLimited, ServiceError
+from gateway.errors import ApiError, InvalidRequest, MethodNotAllowed, RateLimited, ServiceError
 from gateway.wire.errors import error_body
 from gateway.wire.limits_headers import RateLimitState, rate_limit_headers, retry_headers
 from gateway.wire.pieces import Dialect
@@ -37,6 +37,8 @@ def error_headers(error: ApiError, dialect: Dialect) -> Headers:
         headers.extend(retry_headers(None, error.should_retry))
     else:
         headers.extend(retry_headers(error.retry_after_s, error.should_retry))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
