@@ -196,9 +196,7 @@ async def _relay(
     record.finished(result)
     ticket.settle(result.tokens_total)
     gateway.metrics.observe_attempts(result.outcomes)
-    gateway.metrics.observe_cost(
-        result.endpoint_id, result.cost_nanos, result.cost_nanos - result.billed_nanos
-    )
+    gateway.metrics.observe_costs(result.bills)
     if result.error is None:
         gateway.admission.served(result.endpoint_id, gateway.clock() - began_at_s)
     elif not client.is_started:
@@ -254,14 +252,7 @@ def candidate_ids(policy: Policy, facts: RequestFacts) -> list[str]:
 
 
 def refuse_out_of_scope(caller: Caller, facts: RequestFacts) -> None:
-    """Raise PermissionDenied where the key's scopes do not cover the request."""
-    if caller.models:
-        denied = [model for model in facts.models if model not in caller.models]
-        if denied:
-            raise PermissionDenied(
-                f"this key may not use {', '.join(denied)}; it may use {', '.join(caller.models)}",
-                param="model",
-            )
+    """Raise PermissionDenied where the key may not use this API; `describe` saw to the models."""
     if caller.routes and facts.surface.value not in caller.routes:
         raise PermissionDenied(
             f"this key may not use the {facts.surface.value} API; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from typing import Any
@@ -11,11 +12,12 @@ import msgspec
 
 from gateway.api.exchange import Exchange, Headers
 from gateway.core import Endpoint, PriceRow, dollars_per_million
-from gateway.errors import NoEligibleEndpoint, NotFound, UnknownModel
+from gateway.errors import LedgerUnavailable, NoEligibleEndpoint, NotFound, UnknownModel
+from gateway.ledger.report import attempts_of
 from gateway.measure.recorder import row_json
 from gateway.pipeline import Gateway, Inbound, serve
 from gateway.policy.load import Policy
-from gateway.store.requests import find_request
+from gateway.store.requests import RequestRow, find_request
 from gateway.wire.requests import parse_request
 
 JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
@@ -130,7 +132,19 @@ async def show_request(gateway: Gateway, exchange: Exchange, request_id: str) ->
     # The memory holds every tenant's rows; another tenant's must look like no row at all.
     if row is None or row.tenant_id != caller.tenant_id:
         raise NotFound(f"there is no request {request_id!r} of yours")
-    await exchange.answer(200, JSON_HEADERS, msgspec.json.encode(row_json(row)))
+    shown = row_json(row)
+    shown["attempts"] = await _booked_attempts(gateway, row)
+    await exchange.answer(200, JSON_HEADERS, msgspec.json.encode(shown))
+
+
+async def _booked_attempts(gateway: Gateway, row: RequestRow) -> list[dict[str, Any]]:
+    """From SQL, which is a few milliseconds behind: asked right after its answer, wait for it."""
+    found = await attempts_of(gateway.store, row.tenant_id, row.id)
+    if len(found) < row.num_attempts or any(each["state"] == "sent" for each in found):
+        with contextlib.suppress(LedgerUnavailable):
+            await gateway.ledger.flush()
+            found = await attempts_of(gateway.store, row.tenant_id, row.id)
+    return found
 
 
 async def count_tokens(gateway: Gateway, exchange: Exchange, inbound: Inbound) -> None:

@@ -51,8 +51,10 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
         refusal = refuse_stranger(request, gateway)
         if refusal is not None:
             return refusal
+        fleet, endpoints = gateway.fleet, gateway.policy().endpoints
+        breakers = {each: str(fleet.metrics(each)["breaker"]) for each in endpoints}
         return Response(
-            gateway.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+            gateway.metrics.render(breakers), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
     @get("/")

@@ -12,10 +12,12 @@ from gateway.ledger.windows import SECONDS_PER_DAY
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts
 from gateway.store.tables import keys
+from gateway.wire.usage import BUCKETS
 
 By = Literal["model", "key", "endpoint", "day"]
 GROUPS: tuple[By, ...] = ("model", "key", "endpoint", "day")
 ROWS_MAX = 10_000
+ATTEMPTS_MAX = 200  # of one request
 
 _TOKENS = tuple(column.name for column in attempts.c if column.name.endswith("_tokens"))
 
@@ -54,6 +56,37 @@ async def report(
     return [_row(by, row, names) for row in rows]
 
 
+async def attempts_of(store: Store, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
+    """The attempts of one request as they are booked, in the order they were sent."""
+    c = attempts.c
+    query = (
+        sa.select(attempts)
+        .where(c.tenant_id == tenant_id, c.request_id == request_id)
+        .order_by(c.sent_at, c.attempt_id)
+        .limit(ATTEMPTS_MAX)
+    )
+    async with store.read() as connection:
+        return [_attempt(row) for row in await connection.execute(query)]
+
+
+def _attempt(row: sa.Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.attempt_id,
+        "endpoint": row.endpoint_id,
+        "model": row.model,
+        "state": row.state,
+        "failure": row.failure,
+        "finish": row.finish,
+        "usage": {name.removesuffix("_tokens"): getattr(row, name) for name in _BILLED},
+        "is_estimated": row.is_estimated,
+        "price": {"source": row.price_source, "id": row.price_id, "tier": row.price_tier},
+        **{name.removesuffix("_nanos"): dollars(getattr(row, name)) for name in _MONEY},
+        "sent_at": row.sent_at,
+        "settled_at": row.settled_at,
+    }
+
+
+_BILLED = tuple(f"{bucket}_tokens" for bucket in BUCKETS)
 _MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
 
 

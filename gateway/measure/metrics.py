@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -11,6 +12,17 @@ from gateway.errors import FAILURES, FailureClass
 
 _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _OVERHEAD_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
+
+
+class Bill(Protocol):
+    """What a metric needs of a settled attempt."""
+
+    @property
+    def cost_nanos(self) -> int: ...
+    @property
+    def overrun_nanos(self) -> int: ...
+    @property
+    def waste_nanos(self) -> int: ...
 
 
 class Metrics:
@@ -63,6 +75,12 @@ class Metrics:
             ("endpoint",),
             registry=registry,
         )
+        self.waste_dollars = Counter(
+            "gateway_waste_dollars",
+            "Cost of attempts that the client does not pay at all, borne by the operator.",
+            ("endpoint",),
+            registry=registry,
+        )
         self.alerts = Counter(
             "gateway_alerts", "Events an operator should see.", ("kind",), registry=registry
         )
@@ -84,7 +102,8 @@ class Metrics:
     ) -> None:
         self.requests.labels(surface, f"{status // 100}xx").inc()
         self.request_seconds.labels(surface).observe(duration_s)
-        self.overhead_seconds.observe(overhead_s)
+        if overhead_s > 0.0:  # else nothing was sent on
+            self.overhead_seconds.observe(overhead_s)
 
     def observe_attempts(self, outcomes: Iterable[AttemptOutcome]) -> None:
         for outcome in outcomes:
@@ -102,11 +121,20 @@ class Metrics:
                 self.tokens.labels(outcome.endpoint_id, "cached").inc(outcome.usage.cached_read)
                 self.tokens.labels(outcome.endpoint_id, "output").inc(outcome.usage.output_total)
 
-    def observe_cost(self, endpoint_id: str, cost_nanos: int, overrun_nanos: int) -> None:
-        self.cost_dollars.labels(endpoint_id).inc(cost_nanos / NANOS_PER_DOLLAR)
-        if overrun_nanos:
-            self.overrun_dollars.labels(endpoint_id).inc(overrun_nanos / NANOS_PER_DOLLAR)
+    def observe_costs(self, bills: Iterable[tuple[str, Bill]]) -> None:
+        """What each attempt cost, and what of it the client does not pay."""
+        for endpoint_id, bill in bills:
+            for counter, nanos in (
+                (self.cost_dollars, bill.cost_nanos),
+                (self.overrun_dollars, bill.overrun_nanos),
+                (self.waste_dollars, bill.waste_nanos),
+            ):
+                if nanos:
+                    counter.labels(endpoint_id).inc(nanos / NANOS_PER_DOLLAR)
 
-    def render(self) -> bytes:
-        """The text exposition format."""
+    def render(self, breakers: Mapping[str, str]) -> bytes:
+        """The text exposition format. `breakers`: the state of each endpoint's now."""
+        self.breaker_open.clear()  # endpoints leave with their policy
+        for endpoint_id, state in breakers.items():
+            self.breaker_open.labels(endpoint_id).set(state == "open")
         return generate_latest(self.registry)

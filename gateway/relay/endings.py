@@ -18,7 +18,7 @@ from gateway.errors import (
 )
 from gateway.relay.exchange import Exchange
 from gateway.relay.job import Headers, RelayResult
-from gateway.wire.errors import error_body
+from gateway.wire.errors import error_body, is_error_of
 from gateway.wire.pieces import SURFACE_DIALECT, Dialect, Surface, WireError
 from gateway.wire.usage import Usage
 
@@ -125,7 +125,7 @@ def warnings_of(exchange: Exchange) -> list[str]:
 
 
 def passed_error(exchange: Exchange, client: Surface, request_id: str) -> tuple[int, bytes] | None:
-    """The upstream's own 4xx for the caller: its bytes in the same dialect, else translated."""
+    """The upstream's own 4xx for the caller: its bytes if they are of his dialect, else written."""
     fault = exchange.reading.fault
     if fault is None or not FAILURES[fault.failure].passes_answer:
         return None
@@ -134,7 +134,7 @@ def passed_error(exchange: Exchange, client: Surface, request_id: str) -> tuple[
         status = 400  # it came inside a 200
     dialect = SURFACE_DIALECT[client]
     body = exchange.reading.error_body
-    if body.lstrip()[:1] == b"{" and dialect is SURFACE_DIALECT[exchange.reading.surface]:
+    if dialect is SURFACE_DIALECT[exchange.reading.surface] and is_error_of(dialect, body):
         return status, body
     error = fault.error
     # The other dialect's word for the type means nothing here; the status says it as well.
@@ -237,6 +237,7 @@ def add_up(result: RelayResult, exchanges: Sequence[Exchange]) -> RelayResult:
         result.outcomes.append(outcome)
         result.endpoint_id = result.endpoint_id or exchange.endpoint.id
         if exchange.settled is not None:
+            result.bills.append((exchange.endpoint.id, exchange.settled))
             result.cost_nanos += exchange.settled.cost_nanos
             result.billed_nanos += exchange.settled.billed_nanos
         if outcome.is_committed or outcome.client_gone:

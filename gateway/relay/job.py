@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.core import AttemptOutcome, Caller, FleetSnapshot, Plan, RequestFacts
 from gateway.errors import ApiError
+from gateway.ledger.records import Settled
 from gateway.policy.policy import Policy
 from gateway.relay.attempts import AttemptLimits
 from gateway.wire.pieces import Surface
@@ -72,6 +73,7 @@ class RelayResult:
     endpoint_id: str = ""  # whose answer the client got; the last tried when none
     cost_nanos: int = 0  # of all attempts
     billed_nanos: int = 0  # of that, the client's
+    bills: list[tuple[str, Settled]] = field(default_factory=list)  # by endpoint, an attempt each
     usage: Usage | None = None
     is_estimated: bool = False
     error: ApiError | None = None
