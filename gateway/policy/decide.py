@@ -84,7 +84,7 @@ def decide(
     `rng` must have been seeded with `seed`, which is only recorded. `tried` makes it a retry:
     those endpoints are left out and nothing is explored. Raises UnknownModel, or
     NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when waiting helps;
-    a 400 when no endpoint of the model serves the surface, else a 503).
+    a 400 when no endpoint of the model serves the surface or holds the prompt, else a 503).
     """
     if facts.models[0] not in policy.pools and not any(m in policy.pools for m in facts.models):
         raise _unknown_model(facts, policy)
@@ -359,9 +359,13 @@ def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
     )
     error.is_capacity = found.num_full > 0
     error.free_in_s = found.free_in_s if found.num_full else 0.0
-    if found.excluded and all(reason.startswith("surface:") for _, reason in found.excluded):
-        # The caller asked the wrong API of this model; no time and no other state would help.
+    rules = {reason.split(":", 1)[0] for _, reason in found.excluded}
+    if rules and rules <= {"surface", "context"}:
+        # The wrong API of this model, or a prompt beyond its window: no time and no other state
+        # would help. Clients that shorten a prompt by themselves look for this code.
         error.status, error.type = InvalidRequest.status, InvalidRequest.type
+        if rules == {"context"}:
+            error.code = "context_length_exceeded"
     return error
 
 

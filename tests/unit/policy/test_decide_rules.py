@@ -258,3 +258,11 @@ def test_unknown_model_is_not_found_and_names_what_exists() -> None:
 
     assert "'gpt-9'" in caught.value.message
     assert "known: m" in caught.value.message
+
+
+def test_a_prompt_beyond_every_window_is_the_callers_error_with_the_code_clients_look_for() -> None:
+    policy = policy_of("a, context: 10", "b, context: 99")
+    with pytest.raises(NoEligibleEndpoint) as caught:
+        decide_on(policy, view_of(policy), facts_of(prompt_tokens=100))
+
+    assert (400, "context_length_exceeded") == (caught.value.status, caught.value.code)
