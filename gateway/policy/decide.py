@@ -360,7 +360,7 @@ def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
     error.is_capacity = found.num_full > 0
     error.free_in_s = found.free_in_s if found.num_full else 0.0
     rules = {reason.split(":", 1)[0] for _, reason in found.excluded}
-    if rules and rules <= {"surface", "context"}:
+    if rules in ({"surface"}, {"context"}):
         # The wrong API of this model, or a prompt beyond its window: no time and no other state
         # would help. Clients that shorten a prompt by themselves look for this code.
         error.status, error.type = InvalidRequest.status, InvalidRequest.type
