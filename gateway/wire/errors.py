@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from typing import Any
 
 import msgspec
 
@@ -196,6 +197,24 @@ def error_of(value: object, status: int = 0) -> WireError | None:
     if any(isinstance(value.get(name), str | list) for name in ("detail", "message", "msg")):
         return _from_object(value, status)
     return None
+
+
+class _Said(msgspec.Struct):
+    message: str
+
+
+class _Shaped(msgspec.Struct):
+    error: _Said
+    type: Any = None
+
+
+def is_error_of(dialect: Dialect, body: bytes) -> bool:
+    """Whether an SDK of this dialect finds type and message where it looks for them."""
+    try:
+        shaped = msgspec.json.decode(body, type=_Shaped)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return dialect is Dialect.OPENAI or shaped.type == "error"
 
 
 def is_html(body: bytes) -> bool:

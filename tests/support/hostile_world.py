@@ -210,6 +210,24 @@ class HostileWorld:
                     on_bytes(bytes(got))
             return hear(talk.surface, answer.status_code, dict(answer.headers), bytes(got))
 
+    def change_policy(self, change: Callable[[str], str]) -> None:
+        """Rewrite the policy file and wait until the running gateway has taken it over."""
+        path = self.gateway.home / "policy.yaml"
+        old = self.client.get("/status.json").json()["policy_version"]
+        text = path.read_text()
+        assert change(text) != text
+        whole = path.with_suffix(".new")
+        whole.write_text(change(text))
+        whole.replace(path)  # the gateway never sees half of it
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            status = self.client.get("/status.json").json()
+            assert not status["policy_error"], status["policy_error"]
+            if status["policy_version"] != old:
+                return
+            assert time.monotonic() < deadline_s, "the changed policy was not taken over"
+            time.sleep(0.02)
+
     def row(self, request_id: str) -> dict[str, Any]:
         """GET /v1/requests/{id}, once the request is over."""
         deadline_s = time.monotonic() + WAIT_S
