@@ -13,9 +13,9 @@ from gateway.cli.ledger import ledger
 from gateway.cli.policy import policy
 from gateway.cli.providers import providers
 from gateway.cli.serve import serve, up
-from gateway.errors import LoopRouterError
+from gateway.errors import ApiError, LoopRouterError
 
-EXIT_REFUSED = 1  # the command ran and the answer is no (a policy that is not valid, say)
+EXIT_REFUSED = 1  # the answer is no: a policy that is not valid, a key that is not there
 EXIT_SETUP = 3  # something is missing or wrong on this machine
 
 
@@ -26,6 +26,9 @@ def cli() -> None:
 
     Streams go to the endpoint predicted to finish first, batch work to the cheapest.
     Start with `looprouter up`.
+
+    Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 something on this machine is missing or
+    wrong.
     """
 
 
@@ -37,6 +40,9 @@ def main() -> None:
     """Run the command line; our own errors become one line and an exit code."""
     try:
         cli.main(prog_name="looprouter", standalone_mode=True)
+    except ApiError as error:
+        click.echo(f"looprouter: {error}", err=True)
+        sys.exit(EXIT_REFUSED)
     except LoopRouterError as error:
         click.echo(f"looprouter: {error}", err=True)
         sys.exit(EXIT_SETUP)

@@ -9,7 +9,7 @@ import msgspec
 import rich_click as click
 
 from gateway.cli.support import open_current_store, print_json, print_table, run
-from gateway.core import BUDGET_PERIODS, NANOS_PER_DOLLAR
+from gateway.core import BUDGET_PERIODS, dollars
 from gateway.keys.wanted import Budget, NewKey, nanos_of_dollars
 from gateway.settings import Settings
 
@@ -23,7 +23,7 @@ def keys() -> None:
 
 @keys.command()
 @click.option("--name", default="", help="A label for reports.")
-@click.option("--tenant", default="default", show_default=True)
+@click.option("--tenant", default="default", show_default=True, help="Whose keys.")
 @click.option("--team", default="default", show_default=True, help="Made if it is not there.")
 @click.option("--model", "models", multiple=True, help="A public model it may use; repeatable.")
 @click.option("--route", "routes", multiple=True, help="An API it may use (chat, messages, …).")
@@ -32,9 +32,13 @@ def keys() -> None:
 @click.option("--concurrency", type=int, help="Requests at once.")
 @click.option("--budget-usd", help="Dollars it may spend in each period.")
 @click.option(
-    "--budget-period", type=click.Choice(BUDGET_PERIODS), default="total", show_default=True
+    "--budget-period",
+    type=click.Choice(BUDGET_PERIODS),
+    default="total",
+    show_default=True,
+    help="By UTC day, by month, or once and for all.",
 )
-@click.option("--expires-days", type=click.IntRange(1, DAYS_MAX))
+@click.option("--expires-days", type=click.IntRange(1, DAYS_MAX), help="Days until it ends.")
 @click.option("--no-explore", is_flag=True, help="Never spend its requests on exploration.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def create(
@@ -89,7 +93,7 @@ def create(
 
 
 @keys.command("list")
-@click.option("--tenant", default="default", show_default=True)
+@click.option("--tenant", default="default", show_default=True, help="Whose keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(tenant: str, as_json: bool) -> None:
     """Show keys without their secrets."""
@@ -103,8 +107,8 @@ def list_(tenant: str, as_json: bool) -> None:
             tenant_id = await tenant_id_of(store, tenant)
             budgets: dict[str, list[str]] = {}
             for row in await service.list_budgets(store, tenant_id):
-                dollars = row.limit_nanos / NANOS_PER_DOLLAR
-                budgets.setdefault(row.scope_id, []).append(f"${dollars:g}/{row.period}")
+                shown = f"${dollars(row.limit_nanos)}/{row.period}"
+                budgets.setdefault(row.scope_id, []).append(shown)
             return list(await service.list_keys(store, tenant_id)), budgets
 
     rows, budgets = run(main())
@@ -144,7 +148,7 @@ def _day(at: float) -> str:
 
 @keys.command()
 @click.argument("key_id")
-@click.option("--tenant", default="default", show_default=True)
+@click.option("--tenant", default="default", show_default=True, help="Whose keys.")
 @click.option("--overlap", default="0s", show_default=True, help="How long the old secret works.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def rotate(key_id: str, tenant: str, overlap: str, as_json: bool) -> None:
@@ -175,7 +179,7 @@ def rotate(key_id: str, tenant: str, overlap: str, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("key_id")
-@click.option("--tenant", default="default", show_default=True)
+@click.option("--tenant", default="default", show_default=True, help="Whose keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def revoke(key_id: str, tenant: str, as_json: bool) -> None:
     """End a key for good."""
@@ -197,14 +201,20 @@ def revoke(key_id: str, tenant: str, as_json: bool) -> None:
 
 
 @keys.command()
-@click.argument("dollars")
+@click.argument("usd")
 @click.option("--key", "key_id", help="Of this key; default: of the whole tenant.")
 @click.option("--team", help="Of this team, by id or name.")
-@click.option("--period", type=click.Choice(BUDGET_PERIODS), default="total", show_default=True)
-@click.option("--tenant", default="default", show_default=True)
+@click.option(
+    "--period",
+    type=click.Choice(BUDGET_PERIODS),
+    default="total",
+    show_default=True,
+    help="By UTC day, by month, or once and for all.",
+)
+@click.option("--tenant", default="default", show_default=True, help="Whose keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def budget(
-    dollars: str, key_id: str | None, team: str | None, period: str, tenant: str, *, as_json: bool
+    usd: str, key_id: str | None, team: str | None, period: str, tenant: str, *, as_json: bool
 ) -> None:
     """Set what a key, a team or the tenant may spend in each period; `none` lifts the limit.
 
@@ -217,8 +227,8 @@ def budget(
         raise click.UsageError("give --key or --team, not both; or neither, for the tenant")
     settings = Settings.from_environment()
     wanted = None
-    if dollars != "none":
-        wanted = Budget(limit_nanos=nanos_of_dollars(dollars), period=period)
+    if usd != "none":
+        wanted = Budget(limit_nanos=nanos_of_dollars(usd), period=period)
 
     async def main() -> tuple[str, str]:
         async with open_current_store(settings) as store:
@@ -239,5 +249,5 @@ def budget(
     if as_json:
         print_json({"scope": kind, "id": scope_id, "period": period, "limit_nanos": limit_nanos})
     else:
-        limit = "no limit" if wanted is None else f"${dollars}"
+        limit = "no limit" if wanted is None else f"${usd}"
         click.echo(f"{kind} {scope_id}: {limit} ({period})")

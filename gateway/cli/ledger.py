@@ -18,7 +18,9 @@ def ledger() -> None:
 
 
 @ledger.command()
-@click.option("--by", type=click.Choice(GROUPS), default="model", show_default=True)
+@click.option(
+    "--by", type=click.Choice(GROUPS), default="model", show_default=True, help="A row for each."
+)
 @click.option("--since", help="24h, 7d or a date; default: everything.")
 @click.option("--tenant", help="Only this tenant's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; amounts are decimal strings.")

@@ -6,12 +6,16 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from gateway.cli.support import open_current_store, print_json, print_table, run
 from gateway.errors import ApiError, PolicyError
 from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.policy.policy import Policy
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -27,17 +31,9 @@ def policy() -> None:
 def validate(file: Path, as_json: bool) -> None:
     """Check a policy; exit 1 with the path and the fix of every mistake."""
     from gateway.app.policy_source import read_policy_file
-    from gateway.policy.load import load_policy
 
     settings = Settings.from_environment()
-    try:
-        found = load_policy(read_policy_file(file), environ=settings.environ, source=str(file))
-    except PolicyError as error:
-        if as_json:
-            print_json({"valid": False, "problems": list(error.problems)})
-        else:
-            click.echo(str(error), err=True)
-        sys.exit(1)
+    found = _loaded(read_policy_file(file), settings, file, as_json=as_json)
     if as_json:
         print_json({"valid": True, "version": found.version, "warnings": list(found.warnings)})
         return
@@ -47,6 +43,20 @@ def validate(file: Path, as_json: bool) -> None:
         f"{file} is valid: {len(found.endpoints)} endpoints, {len(found.models)} models, "
         f"{len(found.routes)} routes (version {found.version})"
     )
+
+
+def _loaded(text: bytes, settings: Settings, file: Path, *, as_json: bool) -> Policy:
+    """The policy, or its problems and the end of this process."""
+    from gateway.policy.load import load_policy
+
+    try:
+        return load_policy(text, environ=settings.environ, source=str(file))
+    except PolicyError as error:
+        if as_json:
+            print_json({"valid": False, "problems": list(error.problems)})
+        else:
+            click.echo(str(error), err=True)
+        sys.exit(1)
 
 
 @policy.command()
@@ -59,15 +69,15 @@ def schema() -> None:
 
 @policy.command("import")
 @click.argument("file", type=FILE)
-def import_(file: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def import_(file: Path, as_json: bool) -> None:
     """Make a file the policy in SQL (for `serve --policy store`); its text is kept verbatim."""
     from gateway.app.policy_source import read_policy_file
-    from gateway.policy.load import load_policy
     from gateway.store.policies import activate_policy
 
     settings = Settings.from_environment()
     text = read_policy_file(file)
-    found = load_policy(text, environ=settings.environ, source=str(file))
+    found = _loaded(text, settings, file, as_json=as_json)
 
     async def main() -> None:
         async with open_current_store(settings) as store, store.begin() as connection:
@@ -80,7 +90,10 @@ def import_(file: Path) -> None:
             )
 
     run(main())
-    click.echo(f"Imported {file} as version {found.version}")
+    if as_json:
+        print_json({"version": found.version, "warnings": list(found.warnings)})
+    else:
+        click.echo(f"Imported {file} as version {found.version}")
 
 
 @policy.command()

@@ -32,7 +32,13 @@ def _logs(settings: Settings, *, quiet: bool) -> None:
 
 @click.command()
 @click.option("--policy", required=True, help="A policy file, or `store` for the one in SQL.")
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; 0 = any that is free.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def serve(policy: str, port: int, host: str) -> None:
     """Serve a policy: the command for production.
@@ -72,7 +78,13 @@ def _warn_unknown(settings: Settings) -> None:
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; the next free one if it is busy.",
+)
 @click.option("--yes", is_flag=True, help="Use the provider keys found, without asking.")
 @click.option("--demo", is_flag=True, help="Simulated providers only, whatever keys are set.")
 @click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Use this file.")

@@ -1,0 +1,79 @@
+"""Scripts go by exit codes, and with --json by nothing but JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import main
+
+GOOD = "version: 1\nproviders: {groq: {}}\nmodels: {m: [{provider: groq, model: x}]}\n"
+BAD = "version: 1\nproviders: {groq: {colour: red}}\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """`looprouter ARGS…` in this process: (exit code, standard output, standard error)."""
+    monkeypatch.setenv("LOOPROUTER_HOME", str(tmp_path / "home"))
+    for name, text in (("good.yaml", GOOD), ("bad.yaml", BAD), ("request.json", "{}")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    def looprouter(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["looprouter", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return looprouter
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("policy", "validate", "good.yaml"), 0),
+        (("policy", "validate", "bad.yaml"), 1),
+        (("policy", "import", "bad.yaml"), 1),
+        (("policy", "explain", "good.yaml", "request.json"), 1),
+        (("keys", "rotate", "nosuch"), 1),
+        (("keys", "budget", "a lot"), 1),
+        (("ledger", "report", "--tenant", "nosuch"), 1),
+        (("ledger", "verify"), 0),
+        (("policy", "validate", "nosuch.yaml"), 2),
+        (("keys", "frobnicate"), 2),
+        (("serve", "--policy", "nosuch.yaml"), 3),
+        (("serve", "--policy", "bad.yaml"), 3),
+    ],
+)
+def test_exit_code(run, arguments: tuple[str, ...], code: int) -> None:  # type: ignore[no-untyped-def]
+    found, out, err = run(*arguments)
+
+    assert found == code
+    assert (out if code == 0 else err).strip()
+
+
+def test_with_json_the_output_is_json_also_when_the_answer_is_no(run) -> None:  # type: ignore[no-untyped-def]
+    for arguments in (
+        ("policy", "validate", "good.yaml"),
+        ("policy", "validate", "bad.yaml"),
+        ("policy", "import", "good.yaml"),
+        ("policy", "import", "bad.yaml"),
+        ("policy", "explain", "good.yaml", "request.json"),
+        ("keys", "create", "--budget-usd", "1234567.891"),
+        ("keys", "list"),
+        ("ledger", "report"),
+        ("ledger", "verify"),
+        ("providers", "list"),
+        ("db", "upgrade"),
+    ):
+        json.loads(run(*arguments, "--json")[1])
+
+
+def test_budgets_are_listed_to_the_last_cent(run) -> None:  # type: ignore[no-untyped-def]
+    run("keys", "create", "--budget-usd", "1234567.891")
+
+    assert "$1234567.891/total" in run("keys", "list")[1]
