@@ -12,8 +12,8 @@ HEADER = """\
 
 Generated from the commands' own help (`python -m gateway.cli.reference > docs/commands.md`).
 With `--json` nothing but JSON goes to standard output. Exit codes: 0 done; 1 the answer is no (an
-invalid policy, sums that do not balance, an endpoint that does not answer, a key that is not there);
-2 wrong usage; 3 something on this machine is missing or wrong, in one line that says what to do.
+invalid policy, sums that do not balance, an endpoint that does not answer, an unknown key); 2 wrong
+usage; 3 something on this machine is missing or wrong, in one line that says what to do.
 """
 
 
