@@ -14,6 +14,8 @@ QUIRKS: dict[str, str] = {
     "max_completion_tokens": "wants `max_completion_tokens` where older models take `max_tokens`",
     "no_stream_options": "refuses `stream_options`; the last frame carries usage anyway",
     "reported_cost": "says the price in `usage.cost`",
+    "string_content": "takes text-only content as one string, not as a list of parts",
+    "thinking_budget": "takes a token budget for its thinking, not an effort",
     "truncates_context": "cuts a prompt longer than its context instead of refusing it",
     "usage_in_choice": "puts usage inside the last choice as well",
     "usage_on_every_frame": "repeats usage on every frame; the last one counts",

@@ -20,6 +20,7 @@ from gateway.catalogue.providers import PROVIDERS
 from gateway.catalogue.starter import default_policy
 from gateway.policy.load import load_policy
 from gateway.prices.book import PriceBook
+from gateway.wire.translate.shapes import target_of
 
 NAMED = (
     *("openai", "anthropic", "groq", "together", "fireworks", "deepseek", "moonshot", "zhipu"),
@@ -204,3 +205,33 @@ def test_most_known_models_have_a_list_price() -> None:
         policy = load_policy(default_policy([name]).encode(), environ=None)
         priced = [book.rows(e, 1.794e9)[0].is_priced for e in policy.endpoints.values()]
         assert sum(priced) >= 0.8 * len(priced), name
+
+
+@pytest.mark.parametrize(
+    ("model", "is_older"),
+    [
+        ("claude-sonnet-4-20250514", True),
+        ("claude-opus-4-5", True),
+        ("claude-haiku-4-5", True),
+        ("claude-sonnet-4-6", False),
+        ("claude-opus-4-8", False),
+        ("claude-3-5-haiku-latest", False),  # does not think at all
+    ],
+)
+def test_claude_models_before_4_6_take_a_budget_for_their_thinking(
+    model: str, is_older: bool
+) -> None:
+    entry = lookup("anthropic", model)
+
+    assert entry is not None
+    assert ("thinking_budget" in entry.quirks) is is_older
+
+
+def test_quirks_that_translation_heeds_are_known_ones() -> None:
+    for quirk in ("thinking_budget", "string_content", "no_stream_options"):
+        assert quirk in QUIRKS
+        assert target_of(frozenset({quirk})) != target_of(frozenset())
+
+    deepseek = provider_defaults("deepseek")
+    assert deepseek is not None
+    assert "string_content" in deepseek.quirks
