@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,9 @@ from gateway.api.status import SpendCache, status_summary
 from gateway.errors import ApiError
 from gateway.pipeline import Gateway
 
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
 _HERE = Path(__file__).parent
 _STATIC_TYPES = {"status.css": "text/css", "status.js": "text/javascript"}
 _PAGE_HEADERS = {
@@ -102,18 +107,19 @@ def page_templates() -> Any:
 def refuse_stranger(request: Request[Any, Any, Any], gateway: Gateway) -> Response[bytes] | None:
     """Spend and speed are the operator's: only this machine sees them, under one of its names.
 
-    A proxied request carries a forwarding header and is refused too, since its peer is the proxy.
+    A proxied request is refused too, unless a trusted proxy names a client of this machine.
     """
     try:
         check_host(request.headers.get("host", ""), gateway.allowed_hosts)
     except ApiError as error:
         return Response(error.message.encode(), status_code=400, media_type="text/plain")
     peer = request.client.host if request.client is not None else ""
-    forwarded = any(
-        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip")
-    )
-    is_local = peer in ("127.0.0.1", "::1") and not forwarded
-    if is_local or gateway.settings.status_is_public:
+    is_proxied = any(name in request.headers for name in _PROXY_HEADERS)
+    # Every line of it: a proxy may have added its own behind one that the client sent.
+    chain = ",".join(request.headers.getall("x-forwarded-for", []))
+    hops = [*chain.split(","), peer] if is_proxied else [peer]
+    address = asking_address(hops, gateway.settings.trusted_proxies)
+    if gateway.settings.status_is_public or (address is not None and address.is_loopback):
         return None
     return Response(
         b"the status page and the metrics answer only to this machine; "
@@ -121,3 +127,22 @@ def refuse_stranger(request: Request[Any, Any, Any], gateway: Gateway) -> Respon
         status_code=403,
         media_type="text/plain",
     )
+
+
+def asking_address(hops: Sequence[str], trusted: Sequence[Network]) -> Address | None:
+    """
+    Whose request it is, of the addresses in X-Forwarded-For and then the peer's own.
+
+    The last that is no trusted proxy counts: what stands before it the client may have written
+    itself. None where that is the peer, who speaks for others without being trusted to.
+    """
+    address: Address | None = None
+    for place in range(len(hops) - 1, -1, -1):
+        try:
+            address = ipaddress.ip_address(hops[place].strip())
+        except ValueError:
+            return None
+        if not any(address in network for network in trusted):
+            is_untrusted_proxy = place == len(hops) - 1 and len(hops) > 1
+            return None if is_untrusted_proxy else address
+    return address
