@@ -24,7 +24,7 @@ from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
 from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
-from gateway.policy.explain import explain
+from gateway.policy.explain import explain, explain_in_header
 from gateway.policy.facts import describe
 from gateway.policy.filter import CAPACITY_RULES
 from gateway.policy.load import Policy
@@ -175,12 +175,13 @@ async def _explained(inbound: Inbound, plan: Plan, record: RequestRecord) -> boo
     if not wish:
         return False
     client = inbound.client
-    reasons = msgspec.json.encode(explain(plan))
     if wish.lower() in ("only", "dry-run"):
+        reasons = msgspec.json.encode(explain(plan))
         await client.answer(200, [(b"content-type", b"application/json")], reasons)
         record.status = 200
         return True
-    client.extra_headers.append((b"x-looprouter-explain", reasons[:EXPLAIN_HEADER_BYTES_MAX]))
+    line = explain_in_header(plan, EXPLAIN_HEADER_BYTES_MAX)
+    client.extra_headers.append((b"x-looprouter-explain", line))
     return False
 
 

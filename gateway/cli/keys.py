@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import rich_click as click
@@ -12,6 +13,9 @@ from gateway.cli.support import open_current_store, print_json, print_table, run
 from gateway.core import BUDGET_PERIODS, dollars
 from gateway.keys.wanted import Budget, NewKey, nanos_of_dollars
 from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.store.tenancy import KeyRow
 
 DAYS_MAX = 3_650
 
@@ -102,14 +106,14 @@ def list_(tenant: str, as_json: bool) -> None:
 
     settings = Settings.from_environment()
 
-    async def main() -> tuple[list[object], dict[str, list[str]]]:
+    async def main() -> tuple[list[KeyRow], dict[str, list[str]]]:
         async with open_current_store(settings) as store:
             tenant_id = await tenant_id_of(store, tenant)
             budgets: dict[str, list[str]] = {}
             for row in await service.list_budgets(store, tenant_id):
                 shown = f"${dollars(row.limit_nanos)}/{row.period}"
                 budgets.setdefault(row.scope_id, []).append(shown)
-            return list(await service.list_keys(store, tenant_id)), budgets
+            return await service.list_all_keys(store, tenant_id), budgets
 
     rows, budgets = run(main())
     shown = [msgspec.to_builtins(row) for row in rows]

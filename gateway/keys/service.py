@@ -125,6 +125,20 @@ async def list_keys(
         return await tenancy.list_keys(connection, tenant_id, limit=limit, after=after)
 
 
+async def list_all_keys(
+    store: Store, tenant_id: str, *, page: int = tenancy.PAGE_ROWS_MAX
+) -> list[KeyRow]:
+    """Every key of the tenant, oldest first, however many pages that takes."""
+    found: list[KeyRow] = []
+    after: tuple[float, str] | None = None
+    while True:
+        rows = await list_keys(store, tenant_id, limit=page, after=after)
+        found += rows
+        if len(rows) < page:
+            return found
+        after = (rows[-1].created_at, rows[-1].id)
+
+
 async def list_budgets(store: Store, tenant_id: str) -> list[BudgetRow]:
     """Budgets in force of the tenant, its teams and keys."""
     async with store.read() as connection:

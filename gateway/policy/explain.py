@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from gateway.core import NANOS_PER_DOLLAR, Candidate, Plan, ScoreTerms
 
 DIGITS = 6
@@ -23,6 +25,20 @@ def explain(plan: Plan) -> dict[str, object]:
         "formula": "score_s = load * (ttft_s + decode_s) + failure_s + cost_s",
         "candidates": [_candidate(candidate, chosen) for candidate in plan.candidates],
     }
+
+
+def explain_in_header(plan: Plan, bytes_max: int) -> bytes:
+    """The same as one line of ASCII; where it is too long, the last candidates are left out."""
+    shown = explain(plan)
+    candidates = shown["candidates"]
+    assert isinstance(candidates, list)
+
+    line = json.dumps(shown, separators=(",", ":"))
+    while len(line) > bytes_max and candidates:
+        del candidates[-max(1, len(candidates) // 4) :]
+        shown["num_left_out"] = len(plan.candidates) - len(candidates)
+        line = json.dumps(shown, separators=(",", ":"))
+    return line.encode("ascii")
 
 
 def _candidate(candidate: Candidate, chosen: ScoreTerms | None) -> dict[str, object]:

@@ -125,7 +125,7 @@ def resolve_endpoint(
             known.zero_retention if known else None,
             True if is_ours else None,
         ),
-        distillable=entry.distillable if entry else None,
+        distillable=_first(spec.distillable, entry.distillable if entry else None, None),
         region=spec.region or provider.region or (known.region if known else ""),
         network=settings.network,
         key_env=settings.key_env,

@@ -191,6 +191,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     surfaces: Annotated[
         tuple[SurfaceName, ...] | None, Meta(description="Wire APIs it serves.")
     ] = None
+    distillable: Annotated[
+        bool | None,
+        Meta(description="Its terms allow training on its answers. Left out: as the catalogue."),
+    ] = None
     region: Annotated[str | None, Meta(description="Where it runs.")] = None
     tier: Annotated[Tier | None, Meta(description="Service tier asked for.")] = None
 

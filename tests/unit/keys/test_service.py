@@ -109,6 +109,9 @@ async def test_keys_are_listed_in_pages(store: Store) -> None:
         after = (page[-1].created_at, page[-1].id)
 
     assert sorted(one.row.id for one in issued) == seen
+    for page_len in (2, 5, 100):
+        every = await service.list_all_keys(store, tenant_id, page=page_len)
+        assert [row.id for row in every] == seen
 
 
 @pytest.mark.anyio

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gateway.core import ProviderPreferences
-from gateway.policy.explain import explain
+from gateway.policy.explain import explain, explain_in_header
 from tests.support.deciding import decide_on, facts_of, order_of, policy_of, reason_of, view_of
 
 
@@ -102,6 +104,26 @@ def test_endpoint_id_as_model_pins_that_endpoint() -> None:
     plan = decide_on(policy, view_of(policy), facts_of(models=("b/x",)))
 
     assert list(plan.order) == ["b/x"]
+
+
+def test_explanation_in_a_header_stays_json_however_many_candidates_there_are() -> None:
+    policy = policy_of(*"abcdefghij")
+    plan = decide_on(policy, view_of(policy))
+    whole = json.loads(explain_in_header(plan, 100_000))
+    cut = explain_in_header(plan, 2_000)
+    shown = json.loads(cut)
+
+    assert whole == explain(plan)
+    assert len(cut) <= 2_000
+    assert shown["candidates"] == whole["candidates"][: len(shown["candidates"])]
+    assert 0 < shown["num_left_out"] == 10 - len(shown["candidates"])
+
+
+def test_operator_says_whether_answers_may_be_trained_on() -> None:
+    policy = policy_of("a, distillable: true", "b, distillable: false", "c")
+    plan = decide_on(policy, view_of(policy), facts_of(**prefer(enforce_distillable_text=True)))
+
+    assert order_of(plan) == ["a"]
 
 
 def test_explanation_lists_every_endpoint_and_puts_numbers_to_the_loss() -> None:
