@@ -90,6 +90,7 @@ class Gateway:
     is_draining: bool = False
     is_ready: bool = False
     overhead_s: dict[str, float] = field(default_factory=dict)
+    claims: set[str] = field(default_factory=set)  # of Idempotency-Keys, by request id
 
     async def authenticate(self, headers: Mapping[str, str]) -> Caller:
         return await self.authenticator.authenticate(headers)

@@ -5,17 +5,31 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+from collections.abc import Awaitable, Callable
 
 import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.api.exchange import Exchange, Headers
 from gateway.api.problems import as_api_error, error_answer
-from gateway.errors import ApiError, ServiceError, UpstreamFailed, UpstreamTimeout
+from gateway.errors import ApiError, Overloaded, ServiceError, UpstreamFailed, UpstreamTimeout
 from gateway.pipeline import Gateway, Inbound, serve
-from gateway.store.idempotency import BODY_BYTES_MAX, StoredAnswer, claim, drop, finish
+from gateway.store.idempotency import (
+    BODY_BYTES_MAX,
+    Claim,
+    StoredAnswer,
+    claim,
+    drop,
+    finish,
+)
 from gateway.wire.pieces import SURFACE_DIALECT
 from gateway.wire.usage import Usage
 
+log = structlog.get_logger()
+
+DATABASE_AWAY = (SQLAlchemyError, OSError, TimeoutError)
+RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 # Stored with the answer; ids and costs of the first request stay true for its replay.
 _KEPT_HEADERS = ("content-type", "x-looprouter-endpoint", "x-looprouter-cost", "x-should-retry")
 # Errors that are what the request came to: attempts were made, or our own bug cut it short.
@@ -70,21 +84,27 @@ class CapturingClient:
 
 async def serve_once(gateway: Gateway, exchange: Exchange, inbound: Inbound, key: str) -> None:
     """Serve, or replay. Raises Conflict while the first request runs, IdempotencyMismatch (422)."""
-    tenant_id = inbound.caller.tenant_id
-    digest = hashlib.sha256(inbound.surface.value.encode() + b"\0" + inbound.body).digest()
-    async with gateway.store.begin() as connection:
-        found = await claim(
-            connection,
-            tenant_id,
-            key,
-            request_hash=digest,
-            claim_id=inbound.request_id,
-            holder_id=gateway.ledger.holder_id,
-            now=await gateway.store.database_now(connection),
-        )
+    try:
+        found = await _claimed(gateway, inbound, key)
+    except DATABASE_AWAY as error:
+        raise Overloaded(
+            "the database that remembers Idempotency-Keys does not answer, and without it the "
+            "request might be done twice; send it again shortly",
+            code="idempotency_unavailable",
+            retry_after_s=1.0,
+        ) from error
     if isinstance(found, StoredAnswer):
         await _replay(exchange, found)
         return
+    gateway.claims.add(inbound.request_id)
+    try:
+        await _serve_claimed(gateway, exchange, inbound, key)
+    finally:
+        gateway.claims.discard(inbound.request_id)
+
+
+async def _serve_claimed(gateway: Gateway, exchange: Exchange, inbound: Inbound, key: str) -> None:
+    tenant_id = inbound.caller.tenant_id
     client = CapturingClient(exchange)
     try:
         await serve(gateway, dataclasses.replace(inbound, client=client))
@@ -107,6 +127,34 @@ async def serve_once(gateway: Gateway, exchange: Exchange, inbound: Inbound, key
     await asyncio.shield(_finish(gateway, inbound, key, client, usage))
 
 
+async def _claimed(gateway: Gateway, inbound: Inbound, key: str) -> Claim | StoredAnswer:
+    digest = hashlib.sha256(inbound.surface.value.encode() + b"\0" + inbound.body).digest()
+    async with gateway.store.begin() as connection:
+        return await claim(
+            connection,
+            inbound.caller.tenant_id,
+            key,
+            request_hash=digest,
+            claim_id=inbound.request_id,
+            holder_id=gateway.ledger.holder_id,
+            now=await gateway.store.database_now(connection),
+        )
+
+
+async def _persistently(work: Callable[[], Awaitable[None]], request_id: str) -> None:
+    """Do it though the database is away for a moment; else the claim lapses in its time."""
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            await work()
+        except DATABASE_AWAY as error:
+            log.warning(
+                "outcome of an Idempotency-Key not kept yet", request_id=request_id, error=error
+            )
+            await asyncio.sleep(pause_s)
+        else:
+            return
+
+
 async def _finish(
     gateway: Gateway, inbound: Inbound, key: str, client: CapturingClient, usage: Usage | None
 ) -> None:
@@ -121,20 +169,27 @@ async def _finish(
         body=bytes(client.body) if client.body is not None and client.status else None,
         usage=usage,
     )
-    async with gateway.store.begin() as connection:
-        await finish(
-            connection,
-            inbound.caller.tenant_id,
-            key,
-            claim_id=inbound.request_id,
-            answer=answer,
-            now=await gateway.store.database_now(connection),
-        )
+
+    async def keep() -> None:
+        async with gateway.store.begin() as connection:
+            await finish(
+                connection,
+                inbound.caller.tenant_id,
+                key,
+                claim_id=inbound.request_id,
+                answer=answer,
+                now=await gateway.store.database_now(connection),
+            )
+
+    await _persistently(keep, inbound.request_id)
 
 
 async def _drop(gateway: Gateway, tenant_id: str, key: str, claim_id: str) -> None:
-    async with gateway.store.begin() as connection:
-        await drop(connection, tenant_id, key, claim_id=claim_id)
+    async def give_back() -> None:
+        async with gateway.store.begin() as connection:
+            await drop(connection, tenant_id, key, claim_id=claim_id)
+
+    await _persistently(give_back, claim_id)
 
 
 async def _replay(exchange: Exchange, stored: StoredAnswer) -> None:

@@ -164,10 +164,13 @@ class Housekeeping:
 
     async def _renew_claims(self) -> None:
         gateway = self._gateway
+        if not gateway.claims:
+            return
         async with gateway.store.begin() as connection:
             await idempotency.renew_claims(
                 connection,
                 holder_id=gateway.ledger.holder_id,
+                claim_ids=tuple(gateway.claims),
                 now=await gateway.store.database_now(connection),
             )
 

@@ -8,6 +8,7 @@ claims; those of a process that died end with their time, and the key may be use
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -151,11 +152,17 @@ async def drop(connection: AsyncConnection, tenant_id: str, key: str, *, claim_i
     return (await connection.execute(statement)).rowcount == 1
 
 
-async def renew_claims(connection: AsyncConnection, *, holder_id: str, now: float) -> int:
-    """Keep all running claims of one process, each RENEW_S. Covers every tenant."""
+async def renew_claims(
+    connection: AsyncConnection, *, holder_id: str, claim_ids: Collection[str], now: float
+) -> int:
+    """Keep the claims that a process still works on, each RENEW_S. Covers every tenant."""
     statement = (
         idempotency.update()
-        .where(idempotency.c.holder_id == holder_id, idempotency.c.state == "in_flight")
+        .where(
+            idempotency.c.holder_id == holder_id,
+            idempotency.c.state == "in_flight",
+            idempotency.c.claim_id.in_(claim_ids),
+        )
         .values(expires_at=now + CLAIM_S)
     )
     return (await connection.execute(statement)).rowcount

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import sqlite3
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from tests.support.edge_world import edge
 from tests.support.relaying import COMPLETION, answers, chat
+from tests.support.scripted_server import Connection
 
 pytestmark = pytest.mark.anyio
 
@@ -55,3 +61,43 @@ async def test_failure_of_every_endpoint_is_the_outcome(tmp_path: Path) -> None:
 
     assert (first.status, again.status, num_sent) == (502, 502, 1)
     assert first.body == again.body
+
+
+def rename(home: Path, old: str, new: str) -> None:
+    with contextlib.closing(sqlite3.connect(home / "looprouter.db")) as connection:
+        connection.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+
+async def test_without_its_database_nothing_is_sent(tmp_path: Path) -> None:
+    async with edge(tmp_path, answers(COMPLETION)) as world:
+        await asyncio.to_thread(rename, tmp_path, "idempotency", "away")
+        refused = await world.ask(CHAT, chat(stream=False), KEY)
+        num_sent = len(world.servers[0].requests)
+        await asyncio.to_thread(rename, tmp_path, "away", "idempotency")
+        mended = await world.ask(CHAT, chat(stream=False), KEY)
+
+    assert (refused.status, refused.json["error"]["code"]) == (503, "idempotency_unavailable")
+    assert refused.headers["retry-after"] == "1"
+    assert (num_sent, mended.status) == (0, 200)
+
+
+async def test_outcome_is_kept_though_the_database_was_away_at_the_end(tmp_path: Path) -> None:
+    async def script(connection: Connection) -> None:
+        while await connection.read_request() is not None:
+            await asyncio.to_thread(rename, tmp_path, "idempotency", "away")
+            await connection.send_answer(json.dumps(COMPLETION).encode())
+
+    async with edge(tmp_path, script) as world:
+        with structlog.testing.capture_logs() as logged:
+            asking = asyncio.create_task(world.ask(CHAT, chat(stream=False), KEY))
+            async with asyncio.timeout(10):
+                while not any("Idempotency-Key" in entry["event"] for entry in logged):
+                    await asyncio.sleep(0.01)
+            assert world.gateway.claims
+            await asyncio.to_thread(rename, tmp_path, "away", "idempotency")
+            first = await asking
+        again = await world.ask(CHAT, chat(stream=False), KEY)
+
+    assert (first.status, again.status) == (200, 200)
+    assert again.headers["x-looprouter-idempotent-replay"] == "true"
+    assert not world.gateway.claims

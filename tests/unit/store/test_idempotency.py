@@ -128,8 +128,22 @@ async def test_claim_of_a_dead_process_ends_and_its_late_answer_is_not_kept(stor
 async def test_renewed_claim_holds(store: Store) -> None:
     await _claim(store)
     async with store.begin() as connection:
-        assert await idempotency.renew_claims(connection, holder_id="p2", now=50.0) == 0
-        assert await idempotency.renew_claims(connection, holder_id="p1", now=50.0) == 1
+        assert (
+            await idempotency.renew_claims(connection, holder_id="p2", claim_ids=["c1"], now=50.0)
+            == 0
+        )
+        assert (
+            await idempotency.renew_claims(
+                connection, holder_id="p1", claim_ids=["given up"], now=50.0
+            )
+            == 0
+        )
+        assert (
+            await idempotency.renew_claims(
+                connection, holder_id="p1", claim_ids=["c1", "given up"], now=50.0
+            )
+            == 1
+        )
 
     with pytest.raises(Conflict):
         await _claim(store, "c2", now=CLAIM_S + 1.0)
