@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 from litestar import Litestar, Request, Response, asgi
 from litestar.exceptions import HTTPException
 from litestar.plugins import PluginProtocol
@@ -15,6 +16,8 @@ from gateway.api.site import site_routes
 from gateway.pipeline import Gateway
 from gateway.wire.errors import error_body
 from gateway.wire.pieces import Dialect
+
+log = structlog.get_logger()
 
 
 class _LeanLitestar(Litestar):
@@ -38,11 +41,23 @@ def build_litestar(gateway: Gateway) -> Litestar:
 
     return _LeanLitestar(
         route_handlers=[hot, *site_routes(gateway)],
-        exception_handlers={HTTPException: _plain_refusal},
+        exception_handlers={HTTPException: _plain_refusal, Exception: _unexpected},
         openapi_config=None,
         debug=False,
         logging_config=None,  # `measure.logs` has set it up; Litestar would put a form of its own
     )
+
+
+def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """Our own bug, or a database that is away: the log has the cause, the answer does not."""
+    log.error("unexpected error", path=request.url.path, error=error, exc_info=error)
+    body = error_body(
+        Dialect.OPENAI,
+        status=500,
+        type="server_error",
+        message="the gateway met an unexpected error; its log has the cause",
+    )
+    return Response(body, status_code=500, media_type="application/json")
 
 
 def _plain_refusal(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:

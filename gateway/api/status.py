@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.core import Endpoint, FleetSnapshot, dollars, dollars_per_million
 from gateway.ledger.report import report
@@ -16,6 +18,9 @@ from gateway.store.requests import RequestRow
 
 RECENT_ROWS = 15
 SPEND_EVERY_S = 2.0
+UNKNOWN = "?"
+
+log = structlog.get_logger()
 
 
 class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     policy_version: str
     policy_error: str
+    problem: str  # what an operator should see: that, and what the database does
     uptime_text: str
     is_simulated: bool
     requests_total: int
@@ -52,14 +58,22 @@ class SpendCache:
     """Spend by endpoint from SQL, asked for at most every SPEND_EVERY_S however many watch."""
 
     def __init__(self) -> None:
+        self.problem = ""  # why the figures are old, or missing
         self._at_s = float("-inf")
-        self._spend: dict[str, str] = {}
+        self._spend: dict[str, str] | None = None
 
-    async def by_endpoint(self, gateway: Gateway) -> Mapping[str, str]:
+    async def by_endpoint(self, gateway: Gateway) -> Mapping[str, str] | None:
+        """The last figures that could be read; None before there are any."""
         if time.monotonic() - self._at_s >= SPEND_EVERY_S:
             self._at_s = time.monotonic()
-            rows = await report(gateway.store, by="endpoint")
-            self._spend = {row["endpoint"]: row["cost_usd"] for row in rows}
+            try:
+                rows = await report(gateway.store, by="endpoint")
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                log.warning("spend not read", error=error)
+                self.problem = "the database does not answer: spend is not up to date"
+            else:
+                self.problem = ""
+                self._spend = {row["endpoint"]: row["cost_usd"] for row in rows}
         return self._spend
 
 
@@ -68,21 +82,25 @@ async def status_summary(gateway: Gateway, spend: SpendCache, version: str) -> S
     policy = gateway.policy()
     snapshot = gateway.fleet.snapshot()
     by_endpoint = await spend.by_endpoint(gateway)
+    known = by_endpoint or {}
+    none_yet = "0" if by_endpoint is not None else UNKNOWN
     endpoints = [
-        endpoint_status(gateway, each, snapshot, by_endpoint.get(each.id, "0"))
+        endpoint_status(gateway, each, snapshot, known.get(each.id, none_yet))
         for each in policy.endpoints.values()
     ]
-    total = sum(nanos_of(text) for text in by_endpoint.values())
+    total = dollars(sum(nanos_of(text) for text in known.values()))
+    problems = (gateway.policy_error(), spend.problem)
     return Status(
         version=version,
         policy_version=policy.version,
         policy_error=gateway.policy_error(),
+        problem="; ".join(problem for problem in problems if problem),
         uptime_text=span_text(gateway.clock() - gateway.started_at_s),
         is_simulated=any(each.is_simulated for each in policy.endpoints.values()),
         requests_total=gateway.recorder.num_requests,
         failed_total=gateway.recorder.num_failed,
         in_flight=gateway.admission.in_flight,
-        spend_usd=dollars(total),
+        spend_usd=total if by_endpoint is not None else UNKNOWN,
         endpoints=endpoints,
         recent=[recent_row(row) for row in gateway.recorder.newest(RECENT_ROWS)],
     )

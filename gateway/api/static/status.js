@@ -38,9 +38,9 @@ function show(status) {
   put(document.getElementById("in-flight"), status.in_flight);
   put(document.getElementById("failed"), status.failed_total);
   put(document.getElementById("spend"), `$${status.spend_usd}`);
-  const error = document.getElementById("policy-error");
-  error.hidden = status.policy_error === "";
-  put(error, status.policy_error);
+  const problem = document.getElementById("problem");
+  problem.hidden = status.problem === "";
+  put(problem, status.problem);
   for (const endpoint of status.endpoints) {
     const row = [...document.querySelectorAll("#endpoints tbody tr")].find((tr) => tr.dataset.id === endpoint.id);
     if (row === undefined) {
