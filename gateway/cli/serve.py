@@ -127,6 +127,8 @@ def _run_up(settings: Settings, choice: Choice, port: int) -> None:
             source = await open_policy(settings, store, str(choice.policy_path))
             sock, bound = listen("127.0.0.1", port, take_next=True)
             _say_port(port, bound)
+            if providers is not None:
+                await asyncio.to_thread(providers.wait_ready)
 
             def ready(gateway: Gateway) -> None:
                 models = list(gateway.policy().models)
@@ -144,7 +146,7 @@ def _run_up(settings: Settings, choice: Choice, port: int) -> None:
             hosts = frozenset(settings.allowed_hosts) or LOCAL_HOSTS
             await serve_gateway(settings, store, source, sock, on_ready=ready, hosts=hosts)
 
-    providers = None
+    providers: SimulatedProviders | None = None
     try:
         if choice.is_demo:
             click.echo("Starting three simulated providers …")

@@ -212,7 +212,7 @@ def third_run(home: Path, key: str) -> None:
         os.close(terminal)
     assert problems_of(home) == []
     (row,) = json.loads(looprouter("keys", "list", "--json", home=home))
-    assert row["budgets"] == ["$5/total"]
+    assert row["budgets"] == ["$5.00/total"]
 
 
 def test_yes_uses_the_keys_found_and_sends_nothing_by_itself(tmp_path: Path) -> None:
