@@ -35,7 +35,7 @@ CHECKS: tuple[tuple[str, list[str]], ...] = (
 def run(check: tuple[str, list[str]]) -> tuple[str, int, float, str]:
     name, command = check
     started_s = time.monotonic()
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "LOOPROUTER_TEST_PROFILE": "check"}
     done = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )

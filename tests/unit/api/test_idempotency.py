@@ -15,7 +15,7 @@ from tests.support.edge_world import edge
 from tests.support.relaying import COMPLETION, answers, chat
 from tests.support.scripted_server import Connection
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CHAT = "/v1/chat/completions"
 KEY = {"idempotency-key": "one"}

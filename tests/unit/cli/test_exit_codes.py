@@ -10,6 +10,9 @@ import pytest
 
 from gateway.cli import main
 
+# Longer than `make check` may take; `make test` runs it.
+pytestmark = pytest.mark.slow
+
 GOOD = "version: 1\nproviders: {groq: {}}\nmodels: {m: [{provider: groq, model: x}]}\n"
 BAD = "version: 1\nproviders: {groq: {colour: red}}\n"
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -40,6 +41,9 @@ from tests.support.ledgers import (
     request_of,
     set_limit,
 )
+
+# Longer than `make check` may take; `make test` runs it.
+pytestmark = pytest.mark.slow
 
 SEEDS = int(os.environ.get("LOOPROUTER_LEDGER_SEEDS", "5"))
 STEPS = int(os.environ.get("LOOPROUTER_LEDGER_STEPS", "40"))

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from gateway.core import Caller
+from gateway.core import Caller, PriceRow
+from gateway.ledger.records import Settlement
 from gateway.ledger.report import GROUPS, report
 from gateway.ledger.verify import verify
+from gateway.prices.rows import UNPRICED
 from gateway.store.engine import Store
 from gateway.wire.usage import Usage
 from tests.support.ledgers import CENT, DOLLAR, Bench, add_budget, bench, cost_of, die, request_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def some_spending(at: Bench) -> None:
@@ -47,6 +49,22 @@ async def test_a_report_by_model_adds_up_dollars_and_tokens(tmp_path: Path) -> N
             2,
             1,
         )
+
+
+async def test_what_nobody_knows_the_price_of_is_counted_and_not_called_free(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as at:
+        ledger = at.ledger()
+        await ledger.start()
+        for name, price in (("a1", UNPRICED), ("a2", PriceRow(source="policy", free=("input",)))):
+            hold = await ledger.reserve(request_of(name, 0, model=name))
+            ledger.settle(hold, Settlement(usage=Usage(input=5), cost_nanos=0, price=price))
+        await ledger.flush()
+        rows = await report(at.store, by="model")
+        await ledger.close()
+
+    assert {row["model"]: row["unpriced"] for row in rows} == {"a1": 1, "a2": 0}
 
 
 async def test_a_report_can_be_of_one_tenant_since_an_instant_by_day(tmp_path: Path) -> None:

@@ -186,6 +186,19 @@ def test_unpriced_endpoint_is_used_only_where_the_policy_allows(
             decide_on(policy, view_of(policy))
 
 
+def test_unpriced_endpoint_is_not_for_keys_with_a_budget_unless_a_price_is_assumed() -> None:
+    text = (
+        "version: 1\nproviders: {a: {base_url: 'https://a.example/v1'}}\n"
+        "models: {m: [{provider: a, model: x}]}\nunpriced: "
+    )
+    allowing = load_policy((text + "allow").encode(), environ=None)
+    capping = load_policy((text + "{rule: cap, usd_per_million_tokens: 30}").encode(), environ=None)
+    with pytest.raises(NoEligibleEndpoint, match="no budget can be kept"):
+        decide_on(allowing, view_of(allowing), facts_of(has_budget=True))
+
+    assert order_of(decide_on(capping, view_of(capping), facts_of(has_budget=True))) == ["a"]
+
+
 def test_route_price_limit_is_a_hard_filter() -> None:
     route = "[{name: r, prefer: {by: fastest, price_max: {input: 3, output: 15}}}]"
     within, above = "price: {input: 3, output: 15}", "price: {input: 3, output: 15.01}"
@@ -265,4 +278,4 @@ def test_a_prompt_beyond_every_window_is_the_callers_error_with_the_code_clients
     with pytest.raises(NoEligibleEndpoint) as caught:
         decide_on(policy, view_of(policy), facts_of(prompt_tokens=100))
 
-    assert (400, "context_length_exceeded") == (caught.value.status, caught.value.code)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,9 @@ from gateway.relay.moves import (
 )
 from gateway.wire.pieces import Piece, PieceKind
 from gateway.wire.usage import Usage
+
+# Longer than `make check` may take; `make test` runs it.
+pytestmark = pytest.mark.slow
 
 TERMINAL = (Deliver, Finish, GiveUp, Abandon)
 

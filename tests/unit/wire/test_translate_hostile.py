@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,9 @@ from tests.support.translating import (
     tools,
     translated,
 )
+
+# Longer than `make check` may take; `make test` runs it.
+pytestmark = pytest.mark.slow
 
 Json = dict[str, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,9 @@ from tests.support.translating import (
     sse,
     translated,
 )
+
+# Longer than `make check` may take; `make test` runs it.
+pytestmark = pytest.mark.slow
 
 Json = dict[str, Any]
 
