@@ -63,6 +63,14 @@ def node_packages():  # type: ignore[no-untyped-def]  # a plain context manager 
     yield str(NODE_FOLDER)
 
 
+@contextlib.contextmanager
+def nginx_binary():  # type: ignore[no-untyped-def]  # a plain context manager of one string
+    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise ServiceMissing("no nginx")
+    yield found
+
+
 GROUPS = (
     Group(
         "postgres",
@@ -84,6 +92,13 @@ GROUPS = (
         "",
         node_packages,
         "apt-get install -y nodejs npm  (macOS: brew install node; 20 or later)",
+    ),
+    Group(
+        "nginx",
+        "nginx",
+        "",
+        nginx_binary,
+        "apt-get install -y nginx-light  (macOS: brew install nginx)",
     ),
 )
 

@@ -11,11 +11,10 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Receive, Scope, Send
 
-from gateway.api.hot import HotApp
+from gateway.api.hot import HotApp, dialect_of
 from gateway.api.site import site_routes
 from gateway.pipeline import Gateway
 from gateway.wire.errors import error_body
-from gateway.wire.pieces import Dialect
 
 log = structlog.get_logger()
 
@@ -52,7 +51,7 @@ def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[b
     """Our own bug, or a database that is away: the log has the cause, the answer does not."""
     log.error("unexpected error", path=request.url.path, error=error, exc_info=error)
     body = error_body(
-        Dialect.OPENAI,
+        dialect_of(request.scope["path"], request.headers),
         status=500,
         type="server_error",
         message="the gateway met an unexpected error; its log has the cause",
@@ -60,13 +59,14 @@ def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[b
     return Response(body, status_code=500, media_type="application/json")
 
 
-def _plain_refusal(_request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """Unknown paths and wrong methods outside `/v1`, in the shape API clients understand."""
+def _plain_refusal(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """What Litestar refuses by itself (unknown paths, a bad Host), in the caller's dialect."""
+    is_unknown = error.status_code == 404
     body = error_body(
-        Dialect.OPENAI,
+        dialect_of(request.scope["path"], request.headers),
         status=error.status_code,
-        type="not_found_error" if error.status_code == 404 else "invalid_request_error",
-        message=f"{error.detail}; the API lives under /v1",
+        type="not_found_error" if is_unknown else "invalid_request_error",
+        message=f"{error.detail}; the API lives under /v1" if is_unknown else str(error.detail),
         param=None,
         code=None,
         request_id="",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 
 import structlog
 
@@ -56,7 +56,7 @@ class HotApp:
         exchange = Exchange(scope, receive, send)
         request_id = gateway.new_request_id()
         surface = POST_SURFACES.get(exchange.path)
-        dialect = _dialect(surface, exchange)
+        dialect = dialect_of(exchange.path, exchange.headers)
         received_at_s = gateway.clock()
         exchange.extra_headers.extend(id_headers(dialect, request_id))
         gateway.metrics.in_flight.inc()
@@ -144,11 +144,13 @@ def is_allowed_host(name: str, allowed: frozenset[str]) -> bool:
     return any("*." + ".".join(parts[idx:]) in allowed for idx in range(1, len(parts)))
 
 
-def _dialect(surface: Surface | None, exchange: Exchange) -> Dialect:
+def dialect_of(path: str, headers: Container[str]) -> Dialect:
+    """The dialect of whoever asks for this path; `headers`: their names in lower case."""
+    surface = POST_SURFACES.get(path)
     if surface is not None:
         return SURFACE_DIALECT[surface]
     # /v1/models and unknown paths are shared: the Anthropic SDKs always send their version.
-    if "anthropic-version" in exchange.headers or exchange.path.startswith("/v1/messages"):
+    if "anthropic-version" in headers or path.startswith("/v1/messages"):
         return Dialect.ANTHROPIC
     return Dialect.OPENAI
 
