@@ -170,6 +170,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     affinity_key: str = ""  # HMAC, hex; "" = no affinity
     session_key: str = ""
     no_explore: bool = False
+    has_budget: bool = False  # of its key, team or tenant
     num_choices: int = 1
     deadline_s: float | None = None
     tags: frozenset[str] = frozenset()

@@ -27,7 +27,8 @@ def ledger() -> None:
 def report(by: str, since: str | None, tenant: str | None, as_json: bool) -> None:
     """Spend by model, key, endpoint or day.
 
-    cost is what providers charge; billed is what clients pay; the rest is the operator's.
+    cost is what providers charge; billed is what clients pay; the rest is the operator's. Attempts
+    whose price nobody knows (`unpriced: allow`) are counted as unpriced, not as free.
     """
     from gateway.keys.tenants import tenant_id_of
     from gateway.ledger.report import report as read_report
@@ -67,6 +68,11 @@ def report(by: str, since: str | None, tenant: str | None, as_json: bool) -> Non
         ],
         (by.upper(), "ATTEMPTS", "INPUT", "CACHED", "OUTPUT", "COST $", "BILLED $"),
     )
+    num_unpriced = sum(int(str(row["unpriced"])) for row in rows)
+    if num_unpriced:
+        click.echo(
+            f"Not in these sums: {num_unpriced} attempts whose price nobody knows.", err=True
+        )
 
 
 @ledger.command()

@@ -29,6 +29,7 @@ async def report(
     One row a group, dearest first (days in order): attempts, tokens by bucket, dollars as strings.
 
     `cost_usd` is what providers charge: billed to clients + overrun + waste, both the operator's.
+    What `unpriced` attempts cost nobody knows; it is not in it.
     `since` is unix seconds of when an attempt was sent; `tenant` is a tenant's id. At most
     ROWS_MAX rows come back.
     """
@@ -40,6 +41,7 @@ async def report(
         sa.func.count().label("attempts"),
         sa.func.sum(is_sent).label("in_flight"),
         sa.func.sum(sa.case((c.is_estimated, 1), else_=0)).label("estimated"),
+        sa.func.sum(sa.case((_is_unknown_cost(), 1), else_=0)).label("unpriced"),
         *(sa.func.sum(c[name]).label(name) for name in (*_MONEY, *_TOKENS)),
     ).group_by(group)
     if since is not None:
@@ -90,6 +92,12 @@ _BILLED = tuple(f"{bucket}_tokens" for bucket in BUCKETS)
 _MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
 
 
+def _is_unknown_cost() -> sa.ColumnElement[bool]:
+    """Settled without any price, not even an assumed one: its 0 is no statement about money."""
+    c = attempts.c
+    return sa.and_(c.state == "settled", c.price_source == "unpriced", c.cost_nanos == 0)
+
+
 def _group(by: By, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
     c = attempts.c
     if by == "day":
@@ -113,7 +121,7 @@ def _row(by: By, row: sa.Row[Any], names: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {by: grouped}
     if by == "key":
         found["key_name"] = names.get(grouped, "")
-    for name in ("attempts", "in_flight", "estimated", *_TOKENS):
+    for name in ("attempts", "in_flight", "estimated", "unpriced", *_TOKENS):
         found[name] = int(getattr(row, name))
     for name in _MONEY:
         found[name.removesuffix("_nanos") + "_usd"] = dollars(int(getattr(row, name)))

@@ -117,6 +117,7 @@ def describe(
         affinity_key=affinity_key(parsed.prompt_prefix, tenant_secret),
         session_key=_session_key(session, tenant_secret),
         no_explore=caller.no_explore,
+        has_budget=bool(caller.budget_ids),
         num_choices=parsed.num_choices,
         deadline_s=_deadline_s(ours.get(b"x-looprouter-deadline", "")),
         tags=_tags(ours.get(b"x-looprouter-tags", "")),

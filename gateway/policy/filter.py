@@ -87,9 +87,9 @@ def filter_endpoints(
         else:
             tier = tier_at_once(asked_tier, endpoint.tier)
             row = pick_row(rows, tier=tier, context_tokens=prompt_tokens)
-        if row.source == UNPRICED.source and policy.unpriced == "block":
-            reason = "unpriced: its price is unknown; state `price`, or `unpriced: cap` or `allow`"
-        elif has_limit or is_picky:
+        if row.source == UNPRICED.source and policy.unpriced != "cap":
+            reason = _unpriced_reason(policy, facts)
+        if reason is None and (has_limit or is_picky):
             reason = _price_reason(row, preference, facts)
         if reason is None and tried and one.id in tried:
             reason = "tried: this request was already sent there"
@@ -203,6 +203,15 @@ def rank_in_order(one: Indexed, order: tuple[str, ...]) -> int:
 
 def _is_named(one: Indexed, names: tuple[str, ...]) -> bool:
     return any(name.lower() in one.names for name in names)
+
+
+def _unpriced_reason(policy: Policy, facts: RequestFacts) -> str | None:
+    """Of an endpoint whose price nobody knows, and for which the policy assumes none."""
+    if policy.unpriced == "block":
+        return "unpriced: its price is unknown; state `price`, or `unpriced: cap` or `allow`"
+    if facts.has_budget:
+        return "unpriced: its price is unknown, so no budget can be kept; state `price`"
+    return None
 
 
 def _price_reason(row: PriceRow, preference: Preference, facts: RequestFacts) -> str | None:

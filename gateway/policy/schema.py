@@ -310,7 +310,10 @@ class Unpriced(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     rule: Annotated[
         Literal["block", "cap", "allow"],
-        Meta(description="block: not used. cap: billed at the cap. allow: used, marked unpriced."),
+        Meta(
+            description="block: not used. cap: billed at the cap. allow: used and marked unpriced, "
+            "but not by keys with a budget, which could not be kept."
+        ),
     ] = "block"
     usd_per_million_tokens: Annotated[
         UsdPerMtok | None, Meta(description="With cap: what every token is billed at.")

@@ -16,6 +16,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamTimeout,
 )
+from gateway.ledger.records import Settlement
 from gateway.relay.exchange import Exchange
 from gateway.relay.job import Headers, RelayResult
 from gateway.wire.errors import error_body, is_error_of
@@ -81,10 +82,16 @@ def plain_headers(exchange: Exchange, body: bytes, *, is_translated: bool) -> He
     if is_translated or not content_type.startswith(b"application/json"):
         content_type = b"application/json"  # whatever it is called, it was read as JSON
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
-    if exchange.settlement is not None:
-        cost = dollars(exchange.settlement.cost_nanos).encode()
-        headers.append((b"x-looprouter-cost", cost))
+    settlement = exchange.settlement
+    if settlement is not None and not _is_unknown_cost(settlement):
+        headers.append((b"x-looprouter-cost", dollars(settlement.cost_nanos).encode()))
     return headers
+
+
+def _is_unknown_cost(settlement: Settlement) -> bool:
+    """No price and none assumed (`unpriced: allow`): not to be told as $0."""
+    price = settlement.price
+    return price is not None and not price.is_priced and not settlement.cost_nanos
 
 
 def error_headers(body: bytes) -> Headers:
@@ -103,7 +110,7 @@ def usage_extra(
     if settlement is None:
         return None, None
     extra: dict[str, object] = {}
-    if include_cost:
+    if include_cost and not _is_unknown_cost(settlement):
         extra["cost"] = msgspec.Raw(dollars(settlement.cost_nanos).encode())
     if not settlement.is_estimated:
         return extra or None, None

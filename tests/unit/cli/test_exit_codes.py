@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from gateway.cli import main
 
@@ -32,7 +34,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         said = capsys.readouterr()
         return int(left.value.code or 0), said.out, said.err
 
-    return looprouter
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield looprouter
+    # `serve` sets the logs up for the process, with this test's standard error.
+    structlog.reset_defaults()
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.mark.parametrize(
