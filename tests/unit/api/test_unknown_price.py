@@ -11,7 +11,7 @@ from gateway.keys.wanted import Budget, NewKey
 from tests.support.edge_world import edge
 from tests.support.relaying import COMPLETION, GOOD, answers, chat
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CHAT = "/v1/chat/completions"
 POLICY = """

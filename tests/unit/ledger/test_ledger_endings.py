@@ -27,7 +27,7 @@ from tests.support.ledgers import (
     windows,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_after_an_orderly_end_nothing_is_leased_and_no_journal_is_left(

@@ -21,7 +21,7 @@ from tests.support.relaying import (
 )
 from tests.support.scripted_server import Connection
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_client_that_leaves_closes_upstream_and_pays_for_what_was_generated(

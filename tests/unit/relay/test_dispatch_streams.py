@@ -32,7 +32,7 @@ from tests.support.relaying import (
 )
 from tests.support.scripted_server import Connection
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 COST = 11 * INPUT_NANOS + 2 * OUTPUT_NANOS
 
