@@ -62,6 +62,7 @@ class Inbound:
     body: bytes
     client: Client
     received_at_s: float
+    body_wait_s: float = 0.0  # of the time since, how long its body took to come
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ async def _relay(
     gateway: Gateway, inbound: Inbound, job: RelayJob, record: RequestRecord, ticket: Ticket
 ) -> None:
     client, began_at_s = inbound.client, gateway.clock()
-    overhead_s = began_at_s - inbound.received_at_s
+    overhead_s = began_at_s - inbound.received_at_s - inbound.body_wait_s
     remember_overhead(gateway, inbound.request_id, overhead_s)
     record.overhead_s = overhead_s
     client.extra_headers.append((b"x-looprouter-overhead-ms", f"{overhead_s * 1000:.2f}".encode()))
@@ -199,10 +200,11 @@ async def _relay(
     ticket.settle(result.tokens_total)
     gateway.metrics.observe_attempts(result.outcomes)
     gateway.metrics.observe_costs(result.bills)
-    if result.error is None:
+    if result.error is not None:
+        if not client.is_started:
+            raise result.error
+    elif result.status < 300:  # neither left by its client nor refused by the endpoint
         gateway.admission.served(result.endpoint_id, gateway.clock() - began_at_s)
-    elif not client.is_started:
-        raise result.error
 
 
 async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) -> Decided:

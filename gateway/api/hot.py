@@ -93,6 +93,7 @@ class HotApp:
             raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
         # Before the body is read: whoever has no key may not make us buffer megabytes.
         caller = await gateway.authenticate(exchange.headers)
+        wait_from_s = gateway.clock()
         body = await exchange.read_body(gateway.policy().limits.body_bytes_max)
         inbound = Inbound(
             request_id=request_id,
@@ -102,6 +103,7 @@ class HotApp:
             body=body,
             client=exchange,
             received_at_s=received_at_s,
+            body_wait_s=gateway.clock() - wait_from_s,
         )
         key = exchange.headers.get("idempotency-key", "")
         if surface is Surface.COUNT_TOKENS:

@@ -82,6 +82,11 @@ class RequestRecord:
         self.result = result
         self.status, self.error = result.status, result.error_code
 
+    @property
+    def has_failed(self) -> bool:
+        """Ours or the endpoints' fault, told as a status or inside a stream that had begun."""
+        return self.status >= 500 or (200 <= self.status < 300 and bool(self.error))
+
     def row(self) -> RequestRow:
         facts, plan, result = self.facts, self.plan, self.result
         outcomes = result.outcomes if result is not None else ()
@@ -143,7 +148,7 @@ class Recorder:
         """Queue one finished request. Never raises: losing a log row must not fail a request."""
         row = record.row()
         self.num_requests += 1
-        self.num_failed += row.status >= 500
+        self.num_failed += record.has_failed
         self._recent[row.id] = row
         if len(self._recent) > RECENT_ROWS_MAX:
             self._recent.popitem(last=False)

@@ -63,7 +63,7 @@ class Tracing:
         outcomes = record.result.outcomes if record.result is not None else ()
         for outcome in outcomes:
             self._attempt(outcome, parent, offset_s, trace)
-        if record.status >= 500:
+        if record.has_failed:
             span.set_status(trace.Status(trace.StatusCode.ERROR, record.error))
         span.end(end_time=ended_ns)
 

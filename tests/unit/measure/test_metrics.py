@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from gateway.core import Caller, RequestFacts
 from gateway.ledger.records import Settled
 from gateway.measure.metrics import Metrics
+from gateway.measure.recorder import RequestRecord
+from gateway.wire.pieces import Surface
 
 
 def sample(text: str, name: str) -> float | None:
@@ -43,3 +46,14 @@ def test_requests_that_were_not_sent_on_have_no_overhead() -> None:
     metrics.observe_request("chat", 200, 0.5, 0.002)
 
     assert sample(metrics.render({}).decode(), "gateway_overhead_seconds_count") == 1.0
+
+
+def test_failures_inside_a_stream_that_had_begun_are_failures() -> None:
+    facts = RequestFacts(request_id="r", surface=Surface.CHAT, models=("m",))
+    record = RequestRecord.begin(facts, Caller(tenant_id="t", team_id="m", key_id="k"), 0.0)
+    seen = []
+    for status, error in ((200, ""), (200, "stream_interrupted"), (502, "x"), (499, "client_gone")):
+        record.refuse(status, error)
+        seen.append(record.has_failed)
+
+    assert seen == [False, True, True, False]
