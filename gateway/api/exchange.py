@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
@@ -154,9 +154,6 @@ class Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
-
-    def header_items(self) -> Mapping[str, str]:
-        return self.headers
 
 
 def _raw_path(scope: Scope) -> str:
