@@ -47,10 +47,12 @@ STORE_SOURCE = "store"
 async def running_store(settings: Settings) -> AsyncIterator[Store]:
     """The store with its schema current; on SQLite locked for this one serving process."""
     settings.make_home()
-    await asyncio.to_thread(upgrade, settings.database_url)
     store = await open_store(settings.database_url, home=settings.home)
-    lock = take_serving_lock(store.path) if store.path is not None else None
+    lock = None
     try:
+        # The lock comes first: nobody changes the schema under a process that serves.
+        lock = take_serving_lock(store.path) if store.path is not None else None
+        await asyncio.to_thread(upgrade, settings.database_url)
         yield store
     finally:
         await store.close()
