@@ -27,6 +27,7 @@ log = structlog.get_logger()
 STATE_EVERY_S = 30.0
 EVENTS_EVERY_S = 1.0
 PURGE_EVERY_S = 60.0
+PURGE_BATCHES_MAX = 50  # a round
 RETRY_S = 1.0
 REQUESTS_KEEP_S = 7 * 86_400.0
 FLEET_STATE_KEY = "fleet"
@@ -156,11 +157,15 @@ class Housekeeping:
             await append_events(connection, [as_audit(event) for event in events])
 
     async def _purge(self) -> None:
+        """A batch of each at a time, and as many as have piled up since the last round."""
         now = self._gateway.wall_clock()
-        async with self._gateway.store.begin() as connection:
-            await purge_snapshots(connection, now=now)
-            await purge_requests(connection, older_than=now - REQUESTS_KEEP_S)
-            await idempotency.purge_expired(connection, now=now)
+        for _ in range(PURGE_BATCHES_MAX):
+            async with self._gateway.store.begin() as connection:
+                num = await purge_snapshots(connection, now=now)
+                num += await purge_requests(connection, older_than=now - REQUESTS_KEEP_S)
+                num += await idempotency.purge_expired(connection, now=now)
+            if num == 0:
+                return
 
     async def _renew_claims(self) -> None:
         gateway = self._gateway
