@@ -1,147 +1,37 @@
-"""Routing as a client sees it: affinity, failing endpoints, wishes, reasons, and what is shown."""
+"""Routing as a client sees it: affinity, failing endpoints, wishes."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.simulator.profile import ProviderProfile, SimulatedPrice
-from tests.support.gateway_process import RunningGateway, start_gateway
 from tests.support.gateway_world import (
-    Answered,
     Client,
     chat,
     in_threads,
-    issue_key,
-    status_of,
     wait_until,
 )
-from tests.support.simulator_process import BRISK, SimulatorProcess, simulator_processes
+from tests.support.routing_world import (
+    POOLS,
+    World,
+    order_of,
+    provider_of,
+    routing_world,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-EVEN: dict[str, Any] = {**BRISK, "tokens_per_event": 2, "prefill_tokens_per_s": 50_000.0}
-PRICES = {
-    "quick": SimulatedPrice(input=3_000_000, cached_read=300_000, output=15_000_000),
-    "cheap": SimulatedPrice(input=100_000, cached_read=50_000, output=400_000),
-}
-PROFILES = (
-    ProviderProfile(**{**EVEN, "name": "quick", "tokens_per_s": 300.0}, price=PRICES["quick"]),
-    ProviderProfile(**{**EVEN, "name": "cheap", "tokens_per_s": 80.0}, price=PRICES["cheap"]),
-    ProviderProfile(**{**EVEN, "name": "twin-a"}),
-    ProviderProfile(**{**EVEN, "name": "twin-b"}),
-    ProviderProfile(**{**EVEN, "name": "shaky", "ttft_base_s": 0.002}),
-    ProviderProfile(**{**EVEN, "name": "steady", "ttft_base_s": 0.2, "tokens_per_s": 100.0}),
-)
-POOLS = {"chat": ("quick", "cheap"), "twins": ("twin-a", "twin-b"), "risky": ("shaky", "steady")}
-# What a policy may say of an endpoint, and a wish may ask for.
-SAID = {
-    "quick": "stores_data: true",
-    "cheap": "stores_data: false, zero_retention: true",
-}
-CAN = {
-    "quick": "parameters: [temperature, seed], capabilities: [text, tools, json_schema]",
-    "cheap": "parameters: [temperature], capabilities: [text], context: 4000",
-}
-ROUTES = """
-routes:
-  - {name: batch, match: {lane: batch}, prefer: {by: cheapest, deadline: 1h}}
-  - {name: cheap-only, match: {tags: [frugal]}, prefer: {by: fastest, price_max: {input: 1}}}
-  - {name: interactive, match: {stream: true}, prefer: {by: fastest}}
-  - {name: rest, prefer: {by: balanced, usd_per_second: 0.0005}}
-exploration: {share: 0}
-"""
-
-
-def policy(providers: dict[str, SimulatorProcess]) -> str:
-    lines = ["version: 1", "providers:"]
-    for name, provider in providers.items():
-        said = f", {SAID[name]}" if name in SAID else ""
-        lines.append(
-            f'  {name}: {{api: openai, base_url: "{provider.base_url}", network: private, '
-            f"simulated: true{said}}}"
-        )
-    lines.append("models:")
-    for model, names in POOLS.items():
-        lines.append(f"  {model}:")
-        for name in names:
-            price = providers[name].profile.price
-            amounts = ", ".join(
-                f"{bucket}: {getattr(price, bucket) / 1e6}"
-                for bucket in ("input", "cached_read", "output")
-            )
-            can = f", {CAN[name]}" if name in CAN else ""
-            lines.append(
-                f"    - {{provider: {name}, model: simulated-model, canonical: sim, "
-                f"price: {{{amounts}}}{can}}}"
-            )
-    return "\n".join(lines) + ROUTES
-
-
-@dataclass
-class World:
-    gateway: RunningGateway
-    providers: dict[str, SimulatorProcess]
-
-    def ask(self, body: dict[str, Any], **headers: str) -> Answered:
-        client = Client(self.gateway.base_url, self.gateway.key)
-        try:
-            return client.ask(
-                body, {name.replace("_", "-"): value for name, value in headers.items()}
-            )
-        finally:
-            client.close()
-
-    def plan(self, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-        """The decision alone; nothing is sent."""
-        answer = self.ask(body, x_looprouter_explain="only", **headers)
-        assert answer.status == 200, answer.text
-        return dict(answer.json)
-
-    def row(self, endpoint: str) -> dict[str, Any]:
-        rows = status_of(self.gateway.base_url)["endpoints"]
-        (found,) = [row for row in rows if row["id"].startswith(endpoint + "/")]
-        return dict(found)
-
-
-def provider_of(answer: Answered) -> str:
-    return answer.headers["x-looprouter-endpoint"].partition("/")[0]
-
-
-def order_of(plan: dict[str, Any]) -> list[str]:
-    return [each.partition("/")[0] for each in plan["order"]]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    home = tmp_path_factory.mktemp("routed")
-    with simulator_processes(PROFILES, home / "providers") as providers:
-        gateway = start_gateway(policy(providers), home, key=issue_key(home))
-        built = World(gateway, providers)
-        numbers = itertools.count()
-
-        def measure() -> None:
-            """Streams long enough to show a decode rate, at each of the two endpoints of chat."""
-            for _ in range(3):
-                name, tokens = ("quick", 180) if next(numbers) % 2 else ("cheap", 60)
-                body = chat(f"[[sim tokens={tokens}]]", stream=True, provider={"only": [name]})
-                assert built.ask(body).status == 200
-
-        try:
-            in_threads(4, measure)
-            yield built
-        finally:
-            assert gateway.stop() == 0, gateway.log()[-3000:]
+    with routing_world(tmp_path_factory.mktemp("routed")) as built:
+        yield built
 
 
 # Affinity
@@ -345,133 +235,3 @@ def test_the_fallback_list_goes_on_to_the_next_model(world: World) -> None:
 
     assert answer.status == 200
     assert provider_of(answer) in POOLS["twins"]
-
-
-# Reasons
-
-
-def test_the_explain_header_shows_terms_that_add_up(world: World) -> None:
-    answer = world.ask(chat("[[sim tokens=3]]"), x_looprouter_explain="1")
-    reasons = json.loads(answer.headers["x-looprouter-explain"])
-
-    assert answer.status == 200
-    assert answer.json["choices"]
-    assert [each["endpoint"] for each in reasons["candidates"]] == reasons["order"]
-    assert reasons["order"][0] == answer.headers["x-looprouter-endpoint"]
-    for each in reasons["candidates"]:
-        terms = each["terms"]
-        time_s = terms["load"] * (terms["ttft_s"] + terms["decode_s"])
-        assert terms["time_s"] == pytest.approx(time_s, rel=1e-3, abs=1e-5)
-        score_s = terms["time_s"] + terms["failure_s"] + terms["cost_s"]
-        assert terms["score_s"] == pytest.approx(score_s, rel=1e-3, abs=1e-5)
-        assert terms["cost_s"] == pytest.approx(
-            float(terms["cost_usd"]) / 0.0005, rel=1e-3, abs=1e-5
-        )
-    lost = [each for each in reasons["candidates"] if each["outcome"] != "chosen"]
-    assert all(re.search(r"score [\d.]+ s against [\d.]+ s", each["reason"]) for each in lost)
-
-
-def test_explain_only_sends_nothing_and_costs_nothing(world: World) -> None:
-    before = {name: each.stats()["requests_seen"] for name, each in world.providers.items()}
-    for _ in range(5):
-        world.plan(chat())
-
-    assert before == {name: each.stats()["requests_seen"] for name, each in world.providers.items()}
-
-
-# What is shown
-
-
-def test_the_status_page_and_its_data_say_what_happened(world: World) -> None:
-    assert world.ask(chat("[[sim tokens=3]]")).status == 200
-    status = status_of(world.gateway.base_url)
-    page = httpx.get(f"{world.gateway.base_url}/")
-
-    assert {each["id"] for each in status["endpoints"]} == {
-        f"{profile.name}/simulated-model" for profile in PROFILES
-    }
-    assert status["requests_total"] > 0
-    assert status["is_simulated"] is True
-    assert status["recent"][0]["model"] == "chat"
-    assert sum(each["share"] for each in status["endpoints"]) == pytest.approx(1.0)
-    quick = world.row("quick")
-    assert quick["models"] == ["chat"]
-    assert quick["price_text"] == "3 · 15"
-    assert quick["measured"]["decode_tokens_per_s"]["n"] >= 3
-    wait_until(lambda: float(world.row("quick")["spend_usd"]) > 0, "the spend to be booked")
-    assert page.status_code == 200
-    assert page.headers["content-security-policy"].startswith("default-src 'none'")
-    for profile in PROFILES:
-        assert f"{profile.name}/simulated-model" in page.text
-    assert re.search(r"n \d+", page.text)
-    for name in ("status.css", "status.js"):
-        assert httpx.get(f"{world.gateway.base_url}/static/{name}").status_code == 200
-
-
-def test_the_metrics_parse_and_count(world: World) -> None:
-    def families() -> dict[str, Any]:
-        answer = httpx.get(f"{world.gateway.base_url}/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        return {family.name: family for family in text_string_to_metric_families(answer.text)}
-
-    def num_attempts() -> float:
-        return sum(
-            sample.value
-            for sample in families()["gateway_attempts"].samples
-            if sample.name == "gateway_attempts_total"
-            and sample.labels == {"endpoint": "quick/simulated-model", "failure": ""}
-        )
-
-    before = num_attempts()
-    for _ in range(3):
-        assert world.ask(chat("[[sim tokens=3]]", provider={"only": ["quick"]})).status == 200
-
-    assert num_attempts() - before == 3
-    found = families()
-    for name in (
-        "gateway_requests",
-        "gateway_request_duration_seconds",
-        "gateway_overhead_seconds",
-    ):
-        assert found[name].samples, name
-    assert all(family.documentation for family in found.values())
-    known = {f"{profile.name}/simulated-model" for profile in PROFILES}
-    for family in found.values():
-        for sample in family.samples:
-            assert sample.labels.get("endpoint", "quick/simulated-model") in known
-
-
-def test_models_are_listed_with_price_and_measured_speed(world: World) -> None:
-    answer = httpx.get(f"{world.gateway.v1}/models", headers=world.gateway.headers).json()
-    listed = {each["id"]: each for each in answer["data"]}
-
-    assert set(listed) == set(POOLS)
-    endpoints = {each["provider"]: each for each in listed["chat"]["looprouter"]["endpoints"]}
-    quick = endpoints["quick"]
-    assert quick["prices"][0]["output"] == "15"
-    assert quick["capabilities"] == ["json_schema", "text", "tools"]
-    assert endpoints["cheap"]["context_tokens_max"] == 4_000
-    assert quick["quantisation"] == "unknown"
-    rate = quick["measured"]["decode_tokens_per_s"]
-    assert rate["n"] >= 3
-    assert rate["low"] <= rate["value"] <= rate["high"]
-    assert 150 < rate["value"] < 600  # it is 300
-    cheap = endpoints["cheap"]["measured"]["decode_tokens_per_s"]
-    assert 40 < cheap["value"] < 160  # it is 80
-    unused = {each["provider"]: each for each in listed["risky"]["looprouter"]["endpoints"]}
-    assert set(unused) == {"shaky", "steady"}
-
-
-def test_a_request_can_be_looked_up_with_every_candidate(world: World) -> None:
-    answer = world.ask(chat("[[sim tokens=3]]"))
-    request_id = answer.headers["x-looprouter-request-id"]
-    shown = httpx.get(
-        f"{world.gateway.v1}/requests/{request_id}", headers=world.gateway.headers
-    ).json()
-
-    assert shown["endpoint_id"] == answer.headers["x-looprouter-endpoint"]
-    assert shown["cost"] == answer.headers["x-looprouter-cost"]
-    assert {each["endpoint_id"] for each in shown["candidates"]} == {
-        "quick/simulated-model",
-        "cheap/simulated-model",
-    }
