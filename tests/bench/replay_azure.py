@@ -275,9 +275,10 @@ def main() -> int:
             gateway.stop()
             looprouter("db", "upgrade", home=home)
             money = compare_money(gateway, ports)
+            each_ms = 1000 * cpu_s[0] / len(results)
             print(
-                f"CPU: gateway {cpu_s[0]:.1f} s, "
-                f"{1000 * cpu_s[0] / len(results):.1f} ms a request; providers {cpu_s[1]:.1f} s, in {length_s:.0f} s of arrivals",
+                f"CPU: gateway {cpu_s[0]:.1f} s ({each_ms:.1f} ms a request), "
+                f"providers {cpu_s[1]:.1f} s, in {length_s:.0f} s of arrivals",
                 file=sys.stderr,
             )
             holds = print_report(
