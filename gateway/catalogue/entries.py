@@ -16,6 +16,7 @@ QUIRKS: dict[str, str] = {
     "reported_cost": "says the price in `usage.cost`",
     "string_content": "takes text-only content as one string, not as a list of parts",
     "thinking_budget": "takes a token budget for its thinking, not an effort",
+    "thinking_effort": "takes an effort for its thinking, not a token budget",
     "truncates_context": "cuts a prompt longer than its context instead of refusing it",
     "usage_in_choice": "puts usage inside the last choice as well",
     "usage_on_every_frame": "repeats usage on every frame; the last one counts",

@@ -450,7 +450,7 @@ MODELS: tuple[Row, ...] = (
     *(
         _closed(name, {"anthropic": ids, "openrouter": f"anthropic/{router}"},
                 context=context, output=output, can=_SEE_THINK if thinks else _SEE,
-                quirks="thinking_budget" if thinks == "budget" else "")
+                quirks=f"thinking_{thinks}" if thinks in ("budget", "effort") else "")
         for name, ids, router, context, output, thinks in (
             ("claude-3-5-haiku", ("claude-3-5-haiku-latest", "claude-3-5-haiku-20241022"),
              "claude-3.5-haiku", 200_000, 8_192, ""),
@@ -461,14 +461,14 @@ MODELS: tuple[Row, ...] = (
              "claude-sonnet-4", 200_000, 64_000, "budget"),
             ("claude-sonnet-4-5", ("claude-sonnet-4-5", "claude-sonnet-4-5-20250929"),
              "claude-sonnet-4.5", 200_000, 64_000, "budget"),
-            ("claude-sonnet-4-6", "claude-sonnet-4-6", "claude-sonnet-4.6", _M1, 64_000, "effort"),
+            ("claude-sonnet-4-6", "claude-sonnet-4-6", "claude-sonnet-4.6", _M1, 64_000, "both"),
             ("claude-sonnet-5", "claude-sonnet-5", "claude-sonnet-5", _M1, None, "effort"),
             ("claude-sonnet-5-5", "claude-sonnet-5-5", "claude-sonnet-5.5", _M1, None, "effort"),
             ("claude-opus-4-1", ("claude-opus-4-1", "claude-opus-4-1-20250805"),
              "claude-opus-4.1", 200_000, 32_000, "budget"),
             ("claude-opus-4-5", ("claude-opus-4-5", "claude-opus-4-5-20251101"),
              "claude-opus-4.5", 200_000, 64_000, "budget"),
-            ("claude-opus-4-6", "claude-opus-4-6", "claude-opus-4.6", _M1, 128_000, "effort"),
+            ("claude-opus-4-6", "claude-opus-4-6", "claude-opus-4.6", _M1, 128_000, "both"),
             ("claude-opus-4-8", "claude-opus-4-8", "claude-opus-4.8", _M1, None, "effort"),
             ("claude-opus-5", "claude-opus-5", "claude-opus-5", _M1, None, "effort"),
             ("claude-opus-5-5", "claude-opus-5-5", "claude-opus-5.5", _M1, None, "effort"),

@@ -46,7 +46,10 @@ def thinking_of_chat(
         notes.drop(name)
         return {}
     display: dict[str, object] = {"display": "omitted"} if is_hidden else {}
-    if budget is None and target.thinking == "adaptive":
+    if budget is not None and target.thinking == "effort":
+        notes.drop("reasoning.max_tokens")
+        effort, budget = effort or _effort_of_share(budget / max_tokens), None
+    if budget is None and target.thinking != "budget":
         if effort == "minimal":
             notes.drop(name)  # the least there is is low
         level = "low" if effort == "minimal" else effort
@@ -123,4 +126,9 @@ def effort_of_messages(fields: Object, notes: Notes, *, max_tokens: int | None) 
     notes.drop("thinking.budget_tokens")  # an effort says it only roughly
     budget = as_number(thinking.get("budget_tokens", msgspec.Raw(b'""')), "thinking.budget_tokens")
     share = budget / max_tokens if max_tokens else 1.0
-    return effort or next((name for top, name in EFFORT_BY_SHARE if share < top), "high")
+    return effort or _effort_of_share(share)
+
+
+def _effort_of_share(share: float) -> str:
+    """The effort that thinks about so much of max_tokens."""
+    return next((name for top, name in EFFORT_BY_SHARE if share < top), "high")

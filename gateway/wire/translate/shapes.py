@@ -62,7 +62,7 @@ class Target:
 
     extensions: frozenset[str] = frozenset()
     refuses: frozenset[str] = frozenset()
-    thinking: Literal["adaptive", "budget"] = "adaptive"
+    thinking: Literal["adaptive", "budget", "effort"] = "adaptive"  # adaptive: takes both
     text_parts: bool = True  # False: text-only content goes out as one string
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
@@ -74,12 +74,15 @@ def target_of(quirks: frozenset[str], parameters: frozenset[str] | None = None) 
     """The Target that an endpoint's quirks and known parameters amount to.
 
     Quirks read: `max_completion_tokens`, `no_stream_options`, `thinking_budget` (takes a token
-    budget, not an effort), `string_content` (takes no list of text parts).
+    budget, not an effort), `thinking_effort` (the reverse), `string_content` (takes no list of
+    text parts).
     """
     return Target(
         extensions=parameters or frozenset(),
         refuses=frozenset({"stream_options"} if "no_stream_options" in quirks else ()),
-        thinking="budget" if "thinking_budget" in quirks else "adaptive",
+        thinking="budget"
+        if "thinking_budget" in quirks
+        else ("effort" if "thinking_effort" in quirks else "adaptive"),
         text_parts="string_content" not in quirks,
         max_tokens_field=(
             "max_completion_tokens" if "max_completion_tokens" in quirks else "max_tokens"

@@ -208,27 +208,29 @@ def test_most_known_models_have_a_list_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "is_older"),
+    ("model", "quirks"),
     [
-        ("claude-sonnet-4-20250514", True),
-        ("claude-opus-4-5", True),
-        ("claude-haiku-4-5", True),
-        ("claude-sonnet-4-6", False),
-        ("claude-opus-4-8", False),
-        ("claude-3-5-haiku-latest", False),  # does not think at all
+        ("claude-sonnet-4-20250514", {"thinking_budget"}),
+        ("claude-opus-4-5", {"thinking_budget"}),
+        ("claude-haiku-4-5", {"thinking_budget"}),
+        ("claude-sonnet-4-6", set()),  # takes both
+        ("claude-opus-4-6", set()),
+        ("claude-opus-4-8", {"thinking_effort"}),
+        ("claude-sonnet-5", {"thinking_effort"}),
+        ("claude-3-5-haiku-latest", set()),  # does not think at all
     ],
 )
-def test_claude_models_before_4_6_take_a_budget_for_their_thinking(
-    model: str, is_older: bool
+def test_claude_models_take_a_budget_or_an_effort_for_their_thinking(
+    model: str, quirks: set[str]
 ) -> None:
     entry = lookup("anthropic", model)
 
     assert entry is not None
-    assert ("thinking_budget" in entry.quirks) is is_older
+    assert entry.quirks == quirks
 
 
 def test_quirks_that_translation_heeds_are_known_ones() -> None:
-    for quirk in ("thinking_budget", "string_content", "no_stream_options"):
+    for quirk in ("thinking_budget", "thinking_effort", "string_content", "no_stream_options"):
         assert quirk in QUIRKS
         assert target_of(frozenset({quirk})) != target_of(frozenset())
 

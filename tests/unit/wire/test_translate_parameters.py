@@ -213,6 +213,17 @@ def test_effort_becomes_a_budget_where_the_endpoint_takes_only_that() -> None:
     assert dropped == ("reasoning_effort",)
 
 
+@pytest.mark.parametrize(("tokens", "effort"), [(1_024, "low"), (5_000, "medium"), (9_000, "high")])
+def test_budget_becomes_an_effort_where_the_endpoint_takes_only_that(
+    tokens: int, effort: str
+) -> None:
+    target = target_of(frozenset({"thinking_effort"}))
+    body, dropped = chat(target=target, reasoning={"max_tokens": tokens}, max_tokens=10_000)
+
+    assert (body["thinking"], body["output_config"]) == ({"type": "adaptive"}, {"effort": effort})
+    assert dropped == ("reasoning.max_tokens",)
+
+
 def test_openrouter_reasoning_object_is_understood() -> None:
     body, dropped = chat(reasoning={"max_tokens": 2_000, "exclude": True})
 
