@@ -84,6 +84,7 @@ class Turn:
     client_left_at_s: float | None = None
     client_left: threading.Event = field(default_factory=threading.Event)
     is_last: bool = False  # the connection closes after it
+    taken: int = 0  # of what a script offers without end
 
     @property
     def body(self) -> dict[str, Any]:

@@ -299,7 +299,8 @@ class HostileWorld:
         assert error is not None
         assert error["message"]
         if talk.surface == "messages":
-            assert (error["type"], error["details"]["error_code"]) == ("api_error", code)
+            kind = "timeout_error" if code == "stream_timeout" else "api_error"
+            assert (error["type"], error["details"]["error_code"]) == (kind, code)
         else:
             assert (error["type"], error["code"]) == ("upstream_error", code)
         row = self.row(heard.request_id)
