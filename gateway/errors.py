@@ -46,6 +46,7 @@ class ApiError(LoopRouterError):
         self.code = code if code is not None else type(self).code
         self.retry_after_s = retry_after_s
         self.detail = detail  # JSON-able; e.g. the rules that excluded each endpoint
+        self.summary = message  # what may be kept and logged: no words of a provider's
 
 
 class RequestError(ApiError):

@@ -163,11 +163,11 @@ async def _refuse(exchange: Exchange, error: Exception, dialect: Dialect, reques
         return
     if exchange.is_started:
         # The relay has told the client in band; only the log still lacks it.
-        log.warning("failed after the answer began", request_id=request_id, error=api_error.message)
+        log.warning("failed after the answer began", request_id=request_id, error=api_error.summary)
         await exchange.finish()
         return
     if status >= 500:
-        log.warning("refused", request_id=request_id, status=status, error=api_error.message)
+        log.warning("refused", request_id=request_id, status=status, error=api_error.summary)
     if not exchange.is_finished and status in (408, 413):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers.append((b"connection", b"close"))

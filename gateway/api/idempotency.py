@@ -57,7 +57,7 @@ class CapturingClient:
     def keep_error(self, error: ApiError, inbound: Inbound) -> None:
         """What the client is about to be told; attempts were made, so it is the outcome."""
         status, headers, body, _ = error_answer(
-            error, SURFACE_DIALECT[inbound.surface], inbound.request_id
+            error, SURFACE_DIALECT[inbound.surface], inbound.request_id, is_kept=True
         )
         self._keep_head(status, headers)
         self.body = bytearray(body)
@@ -122,6 +122,10 @@ async def _serve_claimed(gateway: Gateway, exchange: Exchange, inbound: Inbound,
     except BaseException:
         await asyncio.shield(_finish(gateway, inbound, key, client, None))
         raise
+    if 400 <= client.status < 500:
+        # The upstream's own refusal, passed on: nothing was done, and its words are not kept.
+        await asyncio.shield(_drop(gateway, tenant_id, key, inbound.request_id))
+        return
     row = gateway.recorder.recent(inbound.request_id)
     usage = row.usage if row is not None else None
     await asyncio.shield(_finish(gateway, inbound, key, client, usage))

@@ -52,15 +52,15 @@ def id_headers(dialect: Dialect, request_id: str) -> Headers:
 
 
 def error_answer(
-    error: Exception, dialect: Dialect, request_id: str
+    error: Exception, dialect: Dialect, request_id: str, *, is_kept: bool = False
 ) -> tuple[int, Headers, bytes, ApiError]:
-    """Status, headers and body for anything that was raised."""
+    """Status, headers and body for anything that was raised. `is_kept`: as it may be stored."""
     api_error = as_api_error(error)
     body = error_body(
         dialect,
         status=api_error.status,
         type=api_error.type,
-        message=api_error.message,
+        message=api_error.summary if is_kept else api_error.message,
         param=api_error.param,
         code=api_error.code,
         request_id=request_id,

@@ -342,13 +342,11 @@ class _Run:
                 if passed is not None:
                     await self._pass_error(exchange, *passed)
                     return
-            key_env = exchange.endpoint.key_env if exchange is not None else ""
             error = api_error(
                 self._refused_or(exchange, action.failure),
                 action.failure,
                 num_attempts=self._num_sent(),
                 retry_after_s=action.retry_after_s,
-                secret=self._shop.secrets(key_env) if key_env else None,
             )
         if action.is_in_band:
             told = in_band(error, None if action.is_shutdown else exchange, job.surface)

@@ -46,7 +46,6 @@ _REASONS: dict[FailureClass, str] = {
     FailureClass.TIMEOUT_IDLE: "the stream fell silent",
     FailureClass.SERVER_ERROR: "the stream ended without content, or with too much before it",
 }
-SECRET_CHARS_MIN = 8  # shorter ones are placeholders, and would redact ordinary words
 
 
 class Unwritable(Exception):
@@ -69,7 +68,9 @@ def answer_headers(
             passed = _PASSED.get(name)
             if passed is not None and passed not in seen:
                 seen.add(passed)
-                headers.append((passed, value))
+                clean = exchange.reading.echoes.header(value)
+                if clean is not None:
+                    headers.append((passed, clean))
     headers.append((b"x-looprouter-attempts", b"%d" % num_attempts))
     if warnings:
         headers.append((b"x-looprouter-warning", _ascii("; ".join(warnings))[:WARNING_BYTES_MAX]))
@@ -161,7 +162,6 @@ def api_error(
     *,
     num_attempts: int,
     retry_after_s: float | None,
-    secret: str | None,
 ) -> ApiError:
     """The error of a request that no endpoint answered."""
     if failure is None:
@@ -173,9 +173,9 @@ def api_error(
         )
     assert exchange is not None
 
-    what = describe_failure(exchange, failure, secret)
+    said, words = describe_failure(exchange, failure)
     tried = f"{num_attempts} attempts failed; the last: " if num_attempts > 1 else ""
-    message = f"{tried}{what}"
+    message = f"{tried}{said}: {words}" if words else f"{tried}{said}"
     error: ApiError
     if failure in _TIMEOUTS:
         error = UpstreamTimeout(message, retry_after_s=retry_after_s)
@@ -185,6 +185,7 @@ def api_error(
             error.should_retry = False  # our fallbacks are spent
     else:
         error = UpstreamFailed(message, retry_after_s=retry_after_s)
+    error.summary = f"{tried}{said}"
     return error
 
 
@@ -194,7 +195,9 @@ def draining_error() -> ApiError:
 
 def untranslatable(why: str) -> ApiError:
     """A good answer that the caller's dialect has no words for."""
-    return UpstreamFailed(f"the answer cannot be put into the caller's dialect: {why}")
+    error = UpstreamFailed(f"the answer cannot be put into the caller's dialect: {why}")
+    error.summary = "the answer cannot be put into the caller's dialect"
+    return error
 
 
 def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> WireError:
@@ -220,19 +223,17 @@ def in_band(error: ApiError, exchange: Exchange | None, client: Surface) -> Wire
     )
 
 
-def describe_failure(exchange: Exchange, failure: FailureClass, secret: str | None) -> str:
-    """One sentence on one attempt, without what concerns only the operator."""
+def describe_failure(exchange: Exchange, failure: FailureClass) -> tuple[str, str]:
+    """(what happened to one attempt, the words for it), without what concerns only the operator.
+
+    The words are the provider's, and may repeat the request.
+    """
     outcome, fault = exchange.outcome, exchange.reading.fault
     status = f", HTTP {outcome.status}" if outcome.status >= 400 else ""
     said = f"endpoint {exchange.endpoint.id} failed ({failure.value}{status})"
     if failure in _PRIVATE:
-        return said
-    if fault is None:
-        return f"{said}: {_REASONS[failure]}" if failure in _REASONS else said
-    message = fault.error.message
-    if secret and len(secret) >= SECRET_CHARS_MIN:
-        message = message.replace(secret, "[redacted]")
-    return f"{said}: {message}"
+        return said, ""
+    return said, _REASONS.get(failure, "") if fault is None else fault.error.message
 
 
 def add_up(result: RelayResult, exchanges: Sequence[Exchange]) -> RelayResult:

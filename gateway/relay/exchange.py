@@ -30,6 +30,7 @@ from gateway.providers.transport import (
     TransportError,
     UnsendableRequest,
 )
+from gateway.relay.echoes import Echoes
 from gateway.relay.job import RelayJob, RelayLimits
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.money import (
@@ -228,6 +229,7 @@ class Exchange:
                 f"{endpoint.id} needs a key and {endpoint.key_env} is not set on the gateway"
             )
             return None
+        self.reading.echoes = Echoes(secret)
         self.max_tokens_set = injected_max_tokens(job, endpoint)
         call = Call(
             endpoint=endpoint,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 from gateway.core import AttemptOutcome
 from gateway.errors import FailureClass
 from gateway.providers.adapter import Adapter, Fault
 from gateway.providers.transport import TransportError, UpstreamResponse
 from gateway.relay.attempts import DONE_FINISHES
+from gateway.relay.echoes import Echoes
 from gateway.relay.job import RelayLimits
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.moves import Answered, Event, Failed, Read
@@ -42,8 +44,9 @@ class Reading:
     ) -> None:
         self.outcome = outcome
         self.surface = outcome.surface  # the upstream's, once the request is built
+        self.echoes = Echoes()  # knows the key, once the request is built
         self.fault: Fault | None = None
-        self.error_body = b""  # as the upstream sent it
+        self.error_body = b""  # as the upstream sent it, but for our key
         self.body = b""  # of a good plain answer
         self.has_end = False  # the stream's own end mark came
         self._adapter = adapter
@@ -67,7 +70,7 @@ class Reading:
     def failed(self, fault: Fault) -> Failed:
         """Book the attempt as failed."""
         outcome = self.outcome
-        self.fault = fault
+        self.fault = replace(fault, error=self.echoes.error(fault.error))
         outcome.failure = fault.failure.value
         outcome.was_refused = fault.was_refused
         outcome.retry_after_s = fault.retry_after_s
@@ -85,7 +88,7 @@ class Reading:
                     break
         except TransportError:
             pass  # the status says enough
-        self.error_body = bytes(body)
+        self.error_body = self.echoes.raw(bytes(body))
         return self.failed(
             self._adapter.classify(
                 response.status,
@@ -110,7 +113,7 @@ class Reading:
         body = b"".join(parts)
         answer = read_answer(self.surface, body)
         if answer.error is not None:
-            self.error_body = body
+            self.error_body = self.echoes.raw(body)
             self.outcome.usage = answer.usage
             return self._failed_in_band(answer.error)
         self._take_answer(answer)
@@ -263,7 +266,7 @@ class Reading:
             )
         if self.outcome.num_frames:
             return self.failed(Fault(FailureClass.STREAM_BROKEN, error, was_refused=False))
-        self.error_body = ending.payload
+        self.error_body = self.echoes.raw(ending.payload)
         if broken is None and (reader.is_no_stream or error.code == "stream_truncated"):
             return self._failed_in_band(error)
         return self.failed(self._adapter.classify_in_band(error))

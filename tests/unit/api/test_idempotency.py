@@ -60,6 +60,19 @@ async def test_failure_of_every_endpoint_is_the_outcome(tmp_path: Path) -> None:
         num_sent = len(world.servers[0].requests)
 
     assert (first.status, again.status, num_sent) == (502, 502, 1)
+    told, kept = first.json["error"], again.json["error"]
+    # The provider's own words may repeat the request: they are told once and not stored.
+    assert told.pop("message") == kept.pop("message") + ": down"
+    assert told == kept
+
+
+async def test_upstreams_own_refusal_gives_the_key_back(tmp_path: Path) -> None:
+    async with edge(tmp_path, answers({"error": {"message": "too odd"}}, 400)) as world:
+        first = await world.ask(CHAT, chat(stream=False), KEY)
+        again = await world.ask(CHAT, chat(stream=False, seed=2), KEY)
+        num_sent = len(world.servers[0].requests)
+
+    assert (first.status, again.status, num_sent) == (400, 400, 2)
     assert first.body == again.body
 
 
