@@ -143,6 +143,7 @@ def make_engine(
     """An engine for a URL from `parse_url`; connects to nothing yet."""
     limits: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0}
     limits["pool_timeout"] = POOL_WAIT_S
+    limits["hide_parameters"] = True  # errors are logged, and values may be a caller's
     if url.get_backend_name() == "sqlite":
         path = Path(url.database or "")
         _create_private_file(path)

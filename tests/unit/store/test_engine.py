@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.errors import SetupError
 from gateway.store import engine as engine_module
@@ -113,6 +114,14 @@ async def test_begin_takes_the_write_lock_at_once_on_sqlite(tmp_path: Path) -> N
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
     await store.close()
     await other.close()
+
+
+async def test_error_of_a_statement_does_not_tell_its_values(store: Store) -> None:
+    with pytest.raises(SQLAlchemyError) as caught:
+        async with store.begin() as connection:
+            await connection.execute(text("SELECT * FROM nowhere WHERE a = :a"), {"a": "canary"})
+
+    assert "canary" not in str(caught.value)
 
 
 async def test_writer_whose_turn_never_comes_gets_a_timeout(
