@@ -22,7 +22,7 @@ from gateway.core import (
 from gateway.fleet.affinity import Affinity, home, load_max
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
-from gateway.fleet.exploration import Credits, ExplorationLimits
+from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
 from gateway.fleet.lengths import Lengths
 from gateway.fleet.live import LiveEndpoint
 from gateway.fleet.sample import Sample
@@ -68,6 +68,7 @@ class Fleet:
         self._moved: dict[str, list[tuple[LiveEndpoint, float]]] = {}  # id → where it led, until
         self._affinity = Affinity()
         self._lengths = Lengths()
+        self._started = MinuteCounter()  # of all endpoints together
         self._credits = Credits()
         self._events: deque[FleetEvent] = deque(maxlen=EVENTS_MAX)
         self._snapshot: FleetSnapshot | None = None
@@ -238,7 +239,9 @@ class Fleet:
         """A request is about to be sent there; `observe` or `abandoned` must follow."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
-            live.begin(self._clock())
+            now_s = self._clock()
+            live.begin(now_s)
+            self._started.add(now_s)
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
@@ -319,7 +322,7 @@ class Fleet:
     def metrics(self, endpoint_id: str) -> dict[str, object]:
         """One endpoint for the status page; raises KeyError if it is not in the fleet."""
         now_s = self._clock()
-        num_started = sum(live.started.last(SHARE_MINUTES, now_s) for live in self._by_key.values())
+        num_started = self._started.last(SHARE_MINUTES, now_s)
         return summarise(self._by_id[endpoint_id], num_started, now_s)
 
     def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
