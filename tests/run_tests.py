@@ -31,6 +31,8 @@ from tests.services import (  # noqa: E402 - the path above comes first
 NODE_FOLDER = ROOT / "tests/e2e/node"
 NODE_VERSION_MIN = 20
 BENCH_FOLDER = "tests/bench"
+TESTS_FAILED = 1  # pytest's exit status
+RERUN_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,24 @@ def report(missing: dict[str, ServiceMissing], *, is_ci: bool) -> None:
             print(f"         to run them: {group.install}")
 
 
+def run_alone(command: list[str]) -> int:
+    """Run a few failed tests once more, by themselves, and say so loudly.
+
+    Tests of running servers have deadlines, and on a shared machine another program can take both
+    cores for seconds. A test that fails alone as well has failed; one that passes alone is named,
+    so that its deadline can be mended. Many failures are never an accident.
+    """
+    again = [*command, "--last-failed", "--last-failed-no-failures=none", "-p", "no:randomly"]
+    listed = subprocess.run(
+        [*again, "--collect-only", "-q"], check=False, capture_output=True, text=True
+    ).stdout
+    failed = [line for line in listed.splitlines() if "::" in line]
+    if not 0 < len(failed) <= RERUN_MAX:
+        return TESTS_FAILED
+    print(f"FAILED ONCE, run again alone: {len(failed)} tests", *failed, sep="\n  ", flush=True)
+    return subprocess.run(again, check=False).returncode
+
+
 def main(arguments: list[str]) -> int:
     is_ci = os.environ.get("CI", "").lower() in ("1", "true")
     started_s = time.monotonic()
@@ -136,6 +156,8 @@ def main(arguments: list[str]) -> int:
         if missing:
             command += ["-m", " and ".join(f"not {marker}" for marker in missing)]
         status = subprocess.run([*command, *arguments], check=False).returncode
+        if status == TESTS_FAILED:
+            status = run_alone(command)
     print(f"all tests took {time.monotonic() - started_s:.0f} s")
     report(missing, is_ci=is_ci)
     if is_ci and missing:
