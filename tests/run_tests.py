@@ -137,7 +137,7 @@ def run_alone(command: list[str]) -> int:
     """
     again = [*command, "--last-failed", "--last-failed-no-failures=none", "-p", "no:randomly"]
     listed = subprocess.run(
-        [*again, "--collect-only", "-q"], check=False, capture_output=True, text=True
+        [*again, "--collect-only"], check=False, capture_output=True, text=True
     ).stdout
     failed = [line for line in listed.splitlines() if "::" in line]
     if not 0 < len(failed) <= RERUN_MAX:
