@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from tests.support.ears import Heard, hear
 from tests.support.gateway_process import RunningGateway, looprouter, running_gateway
+from tests.support.hostile_bills import PRICES, bill, bill_of, nanos
 from tests.support.hostile_provider import WAIT_S, HostileProvider, names
 from tests.support.voices import (
     USED,
@@ -30,21 +30,13 @@ from tests.support.voices import (
     Voice,
 )
 
+__all__ = ["PRICES", "bill", "bill_of", "nanos"]  # beside what is defined here
+
 TLS_FOLDER = Path(__file__).parent / "tls"
 SECRET = "sk-hostile-provider-secret-0123456789"
 NUM_MODELS = 90  # of each family: one for each test, so that no test meets another's breaker
 PROMPT = "Say something that can be checked, byte by byte."
 
-# Dollars per million tokens; a and c are tried first, b and d stand by. Odd on purpose: their
-# sums fall between two nano-dollars, so the rounding shows.
-PRICES: dict[str, dict[str, str]] = {
-    "a": {"input": "0.1375", "cached_read": "0.0275", "output": "0.4125", "reasoning": "0.5503"},
-    "b": {"input": "0.3001", "cached_read": "0.0301", "output": "0.7507", "reasoning": "0.9001"},
-    "c": {"input": "0.2753", "cached_read": "0.0277", "output": "1.3751", "reasoning": "1.3757",
-          "cache_write_5m": "0.3441", "cache_write_1h": "0.5506"},
-    "d": {"input": "0.6007", "cached_read": "0.0601", "output": "2.7503", "reasoning": "2.7509"},
-    "t": {"input": "0.1375", "output": "0.4125"},
-}  # fmt: skip
 FAMILIES = {"o": ("a", "b"), "n": ("c", "d")}  # OpenAI's dialect, Anthropic's
 TLS_MODEL = "secure"  # its one endpoint, t/secure, listens with TLS and would speak HTTP/2
 
@@ -137,29 +129,6 @@ def policy_text(
 def _names(family: str, num_models: int) -> list[str]:
     found = names(family)
     return [next(found) for _ in range(num_models)]
-
-
-def bill(provider: str, **tokens: int) -> int:
-    """Nano-dollars, rounded up once: worked out here from the prices as they are written."""
-    prices = PRICES[provider]
-    dollars_per_million = sum(Decimal(prices[name]) * count for name, count in tokens.items())
-    return math.ceil(dollars_per_million * 1000)
-
-
-def bill_of(provider: str, usage: Tokens) -> int:
-    return bill(
-        provider,
-        input=usage.prompt - usage.cached,
-        cached_read=usage.cached,
-        output=usage.completion - usage.reasoning,
-        reasoning=usage.reasoning,
-    )
-
-
-def nanos(dollars: str) -> int:
-    exact = Decimal(dollars) * 1_000_000_000
-    assert exact == int(exact), f"{dollars} is no whole number of nano-dollars"
-    return int(exact)
 
 
 @dataclass
