@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import os
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,14 @@ class _SqliteConnection(sqlite3.Connection):
 
 def _create_private_file(path: Path) -> None:
     # SQLite would create it readable by all; the file holds key hashes and spending.
+    # One that is there must not be opened: closing it again would drop the POSIX locks of every
+    # connection that this process has on it, and the next process to leave would take its WAL away.
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as e:
         raise SetupError(
             f"cannot write the database file {path}: {e.strerror}; mend its permissions, "
