@@ -42,12 +42,11 @@ async def test_visitors_do_not_take_the_wal_of_a_process_that_opened_the_file_ag
     store = await open_store(url)
     assert store.path is not None
     try:
-        # What a start does with the file that it has open: look at its schema, make another engine.
         await asyncio.to_thread(upgrade, url)
-        engine = make_engine(parse_url(url))
-        await engine.dispose()
         for num in range(3):
             await commit(store, f"seen-{num}")
+            # As a start does with the file that it has open already, to look at its schema.
+            await make_engine(parse_url(url)).dispose()
             assert visit(store.path) == num + 1
             assert store.path.with_name("looprouter.db-wal").exists()
     finally:
