@@ -32,7 +32,7 @@ from gateway.providers.registry import ADAPTERS
 from gateway.relay.admission import Admission
 from gateway.relay.dispatch import Relay
 from gateway.settings import Settings
-from gateway.store.engine import Store, open_store
+from gateway.store.engine import Store, open_store, sqlite_path
 from gateway.store.lock import take_serving_lock
 from gateway.store.migrate import upgrade
 from gateway.store.policies import active_policy
@@ -47,15 +47,17 @@ STORE_SOURCE = "store"
 async def running_store(settings: Settings) -> AsyncIterator[Store]:
     """The store with its schema current; on SQLite locked for this one serving process."""
     settings.make_home()
-    store = await open_store(settings.database_url, home=settings.home)
-    lock = None
+    # The lock comes first: nobody changes the schema under a process that serves.
+    path = sqlite_path(settings.database_url, home=settings.home)
+    lock = take_serving_lock(path) if path is not None else None
     try:
-        # The lock comes first: nobody changes the schema under a process that serves.
-        lock = take_serving_lock(store.path) if store.path is not None else None
         await asyncio.to_thread(upgrade, settings.database_url)
-        yield store
+        store = await open_store(settings.database_url, home=settings.home)
+        try:
+            yield store
+        finally:
+            await store.close()
     finally:
-        await store.close()
         if lock is not None:
             lock.release()
 

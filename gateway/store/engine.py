@@ -106,6 +106,12 @@ async def open_store(url: str, *, home: Path | None = None) -> Store:
     return Store(engine, parsed)
 
 
+def sqlite_path(url: str, *, home: Path | None = None) -> Path | None:
+    """The SQLite file of a URL; None on PostgreSQL. SetupError as `parse_url`."""
+    parsed = parse_url(url, home=home)
+    return Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+
+
 def parse_url(url: str, *, home: Path | None = None) -> URL:
     """The URL with the async driver that we use; a relative SQLite path counts from `home`."""
     try:

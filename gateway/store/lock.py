@@ -35,6 +35,7 @@ def take_serving_lock(database: Path) -> ServingLock:
     """Raises SetupError that names the process which serves from `database` already."""
     path = database.with_name(database.name + ".lock")
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as e:
         raise SetupError(f"cannot write the lock file {path}: {e.strerror}") from e
