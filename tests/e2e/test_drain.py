@@ -24,6 +24,7 @@ from tests.support.gateway_world import (
     issue_key,
     problems_of,
     rows_of,
+    status_of,
     texts_of,
     wait_until,
 )
@@ -100,6 +101,7 @@ def test_streams_end_whole_within_the_limit_and_new_requests_are_refused(
     assert known.ask(chat("[[sim tokens=1]]")).status == 200
     for each in streams:
         assert each.began.wait(30)
+    wait_until(lambda: status_of(gateway.base_url)["in_flight"] >= 4, "the plain one to be in")
 
     gateway.process.send_signal(signal.SIGTERM)
     wait_until(lambda: status_of_path(gateway.port, "/readyz") == 503, "readyz to say no")
