@@ -160,7 +160,8 @@ def test_parallel_requests_cannot_pass_a_budget(fronts: Fronts) -> None:
         for each in answers
         if each.status == 200
     )
-    assert limit_nanos * 0.5 < paid_nanos <= limit_nanos
+    # Each front has leased a part, and a refusal may come while the other has money left.
+    assert limit_nanos * 0.25 < paid_nanos <= limit_nanos
     key_id = key.split("-")[1][:16]
     query = (
         "SELECT a.key_id, sum(a.billed_nanos) AS billed, count(*) AS n FROM attempts a "
