@@ -32,7 +32,7 @@ def world(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[HostileWorld]:
     home = tmp_path_factory.mktemp("breaks")
-    with hostile_world(home, request.session, num_models=180) as made:
+    with hostile_world(home, request.session, num_models=190) as made:
         yield made
 
 
@@ -84,6 +84,38 @@ def test_reset_in_mid_stream_is_told_in_band_and_never_ends_as_done(
 
 
 @every_talk
+@pytest.mark.parametrize("failure", ["reset", "end", "overloaded", "malformed"])
+def test_failure_after_the_first_token_never_glues_a_second_answer_on(
+    world: HostileWorld, talk: Talk, failure: str
+) -> None:
+    """Gateways 4.10: failover after the first token glued two answers together. Whatever ends the
+    first answer, however ready the stand-by: one answer, or an error.
+    """
+    model, gate = world.model(talk), Gate()
+
+    async def ends(turn: Turn) -> None:
+        if failure == "reset":
+            turn.reset()
+            return
+        if failure == "overloaded":
+            await turn.say(talk.voice().error("too many", "overloaded_error", "overloaded"))
+        if failure == "malformed":
+            await turn.say(b"data: {oops\n\n")
+        await turn.end()
+
+    world.provider.play(talk.first, model, half(talk, ends, gate))
+    world.provider.play(talk.second, model, good(talk, *GLUE))
+    heard = world.ask(talk, model, on_bytes=opens(gate, HALF[1]))
+
+    assert heard.text == "".join(HALF)
+    assert GLUE[0].encode() not in heard.body
+    assert heard.num_ends == 0
+    assert heard.error is not None
+    assert world.provider.turns_of(model, talk.second) == []
+    world.check_delivered(talk, model, world.row(heard.request_id), len(heard.text))
+
+
+@every_talk
 @pytest.mark.parametrize("how", ["closes", "hangs_up", "cuts_an_event"])
 def test_end_without_a_finish_reason_is_a_truncated_stream(
     world: HostileWorld, talk: Talk, how: str, chunking: Chunking
@@ -112,7 +144,9 @@ def test_end_without_a_finish_reason_is_a_truncated_stream(
 def test_missing_end_mark_after_the_finish_reason_is_repaired(
     world: HostileWorld, talk: Talk, end: str, chunking: Chunking
 ) -> None:
-    """E: truncated last event / no `[DONE]` with finish_reason seen: complete, with one end."""
+    """E: truncated last event / no `[DONE]` with finish_reason seen: complete, with one end, and
+    counted as a fault of this endpoint's protocol.
+    """
     model = world.model(talk)
 
     async def forgets(turn: Turn) -> None:
@@ -130,6 +164,8 @@ def test_missing_end_mark_after_the_finish_reason_is_repaired(
     heard = world.ask(talk, model)
 
     world.check_good(talk, model, heard, "".join(HALF))
+    faults = f'gateway_protocol_faults_total{{endpoint="{talk.first}/{model}"}} 1.0'
+    assert faults in world.client.get("/metrics").text
 
 
 @every_talk

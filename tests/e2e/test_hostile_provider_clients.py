@@ -332,8 +332,8 @@ def test_client_that_reads_slowly_gets_every_byte(world: HostileWorld, talk: Tal
 
 
 def test_hundred_clients_leaving_at_random_tokens_pay_what_they_got(world: HostileWorld) -> None:
-    """D.2: drop at a random token in many streams: upstream cancelled, and each is billed between
-    what it read and what the provider had sent.
+    """D.2: drop at a random token in many streams. Gateways 4.13: upstream is cancelled, so nobody
+    pays for what nobody reads: each bill lies between what was read and what was sent by then.
     """
     rng = random.Random(20)
     model = world.model(CHAT)
