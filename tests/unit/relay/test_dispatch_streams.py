@@ -29,6 +29,7 @@ from tests.support.relaying import (
     resets,
     streams,
     token,
+    usage_frame,
 )
 from tests.support.scripted_server import Connection
 
@@ -227,6 +228,20 @@ async def test_missing_done_after_the_finish_reason_is_repaired(tmp_path: Path) 
     assert result.error is None
     assert result.outcomes[0].failure == ""
     assert result.outcomes[0].protocol_faults == 1
+
+
+async def test_failure_after_the_finish_reason_is_booked_as_the_upstream_counted(
+    tmp_path: Path,
+) -> None:
+    late = b'data: {"error": {"message": "too late", "type": "server_error"}}\n\n'
+    said = streams(token("Hi"), STOP, usage_frame(11, 2), late)
+    async with relay_world(tmp_path, said) as world:
+        result, client = await world.run()
+        rows = await world.booked()
+
+    assert client.frames[-1] == "[DONE]"
+    assert (result.error, result.is_estimated) == (None, False)
+    assert rows[0].billed_nanos == result.cost_nanos == COST
 
 
 async def test_done_inside_the_text_ends_nothing(tmp_path: Path) -> None:

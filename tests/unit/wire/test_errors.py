@@ -10,7 +10,14 @@ import pytest
 from anthropic.types import ErrorResponse
 from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent
 
-from gateway.wire.errors import MESSAGE_CHARS_MAX, error_body, read_error, sse_error, status_of
+from gateway.wire.errors import (
+    MESSAGE_CHARS_MAX,
+    error_body,
+    is_error_of,
+    read_error,
+    sse_error,
+    status_of,
+)
 from gateway.wire.pieces import Dialect, Surface, WireError
 from tests.support.wire_streams import payloads
 
@@ -206,3 +213,32 @@ def test_responses_stream_error_parses_as_both_events_of_the_sdk() -> None:
     response = ResponseFailedEvent.model_validate(failed).response
     assert response.status == "failed"
     assert error["error"]["message"] == "m"  # the member that makes the SDK raise
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_own_error_bodies_are_of_their_dialect(dialect: Dialect) -> None:
+    body = error_body(dialect, status=400, type="invalid_request_error", message="no")
+
+    assert is_error_of(dialect, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no",
+        b"{}",
+        b'{"detail": "no"}',
+        b'{"error": "no"}',
+        b'{"error": {"code": 7}}',
+        b'{"type": "error", "code": "x", "message": "no"}',
+        b"\xff{",
+        b"[" * 100_000,
+    ],
+)
+def test_body_without_message_in_its_place_is_of_no_dialect(body: bytes) -> None:
+    assert not any(is_error_of(dialect, body) for dialect in Dialect)
+
+
+def test_openai_error_is_no_anthropic_error() -> None:
+    assert not is_error_of(Dialect.ANTHROPIC, b'{"error": {"message": "no", "type": "x"}}')
