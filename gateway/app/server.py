@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,6 +21,8 @@ from gateway.wire.pieces import Dialect
 HEADER_WAIT_S = 10.0
 HEADER_BYTES_MAX = 64 * 1024
 KEEP_ALIVE_S = 75
+UNSENT_BYTES_MAX = 16 * 1024  # of one client in our memory; then its provider waits
+SEND_BUFFER_BYTES = 256 * 1024  # for a client; the kernel would take up to 4 MB from us
 BACKLOG = 2048
 PORT_TRIES = 20
 
@@ -40,10 +43,14 @@ NOT_HTTP = BadHttp(
 )
 
 
+_H2C_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|$)", re.IGNORECASE)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses drip-fed, oversized and ambiguous heads, and says so as JSON that SDKs can read."""
 
     _header_timer: asyncio.TimerHandle | None = None
+    _is_fresh = True  # nothing was received
     _is_in_head = False
     _head_bytes = 0
     _head_bytes_read = 0  # whole packets of an unfinished head
@@ -52,6 +59,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the base narrows it too
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,6 +68,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        if self._is_fresh:
+            self._is_fresh = False
+            data = without_h2c_offer(data)
         if self._is_in_head:
             # One endless header is never handed to `on_header`, so its bytes are counted here.
             self._head_bytes_read += len(data)
@@ -153,6 +164,18 @@ class LimitedProtocol(HttpToolsProtocol):
         head += b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
         self.transport.write(head + body)
         self.transport.close()
+
+
+def without_h2c_offer(data: bytes) -> bytes:
+    """The first bytes of a connection without an offer to speak HTTP/2 in clear (RFC 9110 7.8).
+
+    Java's own client makes it with its first request to a host; the parser would then take the
+    body for the other protocol. It may be left alone, so it is.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    if b"h2c" not in head:
+        return data
+    return _H2C_OFFER.sub(b"", head) + end + rest
 
 
 def _too_large() -> BadHttp:
@@ -256,6 +279,7 @@ def listen(host: str, port: int, *, take_next: bool = False) -> tuple[socket.soc
         sock = socket.socket(family, socket.SOCK_STREAM)
         # Not on a port that another program serves: only over what lingers in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # inherited
         try:
             sock.bind((host, candidate))
             sock.listen(BACKLOG)

@@ -14,12 +14,18 @@ import httpcore
 
 from gateway.core import Network
 from gateway.providers.netguard import ForbiddenTarget, check_address
+from gateway.providers.sockets import connect
 from gateway.providers.transport import SendProgress
 
 Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 ADDRESSES_MAX = 8  # of one name; more are not tried
-_NODELAY = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
+RECEIVE_BUFFER_BYTES = 256 * 1024  # the kernel's own choice is up to 32 MB a connection
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A client that does not read must stall its provider, not fill this machine's memory.
+    (socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES),
+)
 
 
 class Sending:
@@ -102,7 +108,6 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         self._network = network
         self._clock = clock
         self._resolve = resolve or resolve_with_system
-        self._inner = httpcore.AnyIOBackend()
         self.num_connections = 0
         self.num_forbidden = 0
 
@@ -138,7 +143,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         failure: httpcore.ConnectError | None = None
         for address in addresses[:ADDRESSES_MAX]:
             try:
-                return await self._inner.connect_tcp(address, port, socket_options=_NODELAY)
+                return await connect(address, port, socket_options=_SOCKET_OPTIONS)
             except httpcore.ConnectError as error:
                 failure = error
         assert failure is not None

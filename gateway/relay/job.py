@@ -38,7 +38,7 @@ class RelayLimits:
     """How much is kept between upstream and client, and for how long."""
 
     queued_events_max: int = 64
-    queued_bytes_max: int = 256 * 1024
+    queued_bytes_max: int = 64 * 1024
     stalled_s_max: float | None = None  # one write to the client; None = as the policy says
     answer_bytes_max: int = 32 * 1024 * 1024  # of a plain answer
     error_bytes_max: int = 256 * 1024  # of an error's body; more is not read

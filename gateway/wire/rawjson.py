@@ -14,7 +14,7 @@ import msgspec
 DEPTH_MAX = 64
 NODES_MAX = 100_000
 MEMBERS_MAX = 1_000
-PIECES_COUNTED_MAX = 4_096
+CHUNK_BYTES = 256 * 1024
 
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING_DECODER = msgspec.json.Decoder(str)
@@ -172,17 +172,17 @@ def _check_nodes(body: bytes, depth_max: int, nodes_max: int) -> bytes | None:
     if num_open <= depth_max and num_open + body.count(b",") < nodes_max:
         return None
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # Every string is a value or the name of one: too many of them decides before the split
-    # below could build a long list.
-    if plain.count(b'"') > 4 * nodes_max:
-        raise _too_many(nodes_max)
-    pieces = plain.split(b'"')[::2]
-    # Few pieces, which may be long, are counted as they are: a bomb is not copied once more.
-    parts = pieces if len(pieces) <= PIECES_COUNTED_MAX else [b"".join(pieces)]
-    num_nodes = 1 + sum(part.count(b"[") + part.count(b"{") + part.count(b",") for part in parts)
-    if num_nodes > nodes_max:
-        raise _too_many(nodes_max)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    num_nodes, parts, inside = 1, [], 0
+    # Chunk by chunk, or a bomb of short strings would become a list of as many objects.
+    for start in range(0, len(plain), CHUNK_BYTES):
+        pieces = plain[start : start + CHUNK_BYTES].split(b'"')
+        part = b"".join(pieces[inside::2])
+        inside = (inside + len(pieces) - 1) % 2
+        num_nodes += part.count(b"[") + part.count(b"{") + part.count(b",")
+        if num_nodes > nodes_max:
+            raise _too_many(nodes_max)
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _check_depth(structure: bytes, depth_max: int) -> None:

@@ -203,7 +203,8 @@ def test_a_prompt_longer_than_every_window_says_so(world: GuardedWorld) -> None:
     with world.untouched():
         answer = world.post(CHAT, body)
 
-    error = checked_error(answer, dialect_of(CHAT), 503)
+    error = checked_error(answer, dialect_of(CHAT), 400)
+    assert error["code"] == "context_length_exceeded"
     assert "context: the prompt is about" in error["message"]
 
 

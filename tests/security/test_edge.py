@@ -7,11 +7,13 @@ import socket
 from collections.abc import Iterator
 from typing import cast
 
+import httpx
 import pytest
 from litestar.routes import ASGIRoute
 
 from gateway.api.app import build_litestar
 from gateway.api.hot import GET_HANDLERS, POST_SURFACES
+from gateway.app.server import without_h2c_offer
 from gateway.pipeline import Gateway
 from gateway.wire.pieces import Dialect
 from tests.support.guarded_world import (
@@ -22,6 +24,7 @@ from tests.support.guarded_world import (
     guarded_world,
 )
 
+CHAT = "/v1/chat/completions"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND")
 
 
@@ -133,4 +136,30 @@ def test_a_websocket_is_not_opened(world: GuardedWorld) -> None:
         },
     )
 
-    assert answer.status_code == 405
+    assert answer.status_code == 400
+    assert "cannot be upgraded" in answer.json()["error"]["message"]
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.e2e
+def test_an_offer_of_http2_is_left_alone_and_the_request_served(world: GuardedWorld) -> None:
+    """As Java's own HTTP client makes it with the first request to every plain-text host."""
+    world.serve_all()
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMA"}
+    answer = httpx.post(
+        world.url(CHAT), json=GOOD[CHAT], headers={**world.gateway.headers, **offer}
+    )
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"]
+    world.wait_booked()
+
+
+def test_only_the_offer_in_the_first_head_is_taken_out() -> None:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\n"
+    body = b"\r\nUpgrade: h2c\r\n"
+
+    offer = head + b"UPGRADE: h2c\r\nX: h2c\r\n\r\n" + body
+    assert without_h2c_offer(offer) == head + b"X: h2c\r\n\r\n" + body
+    for other in (b"Upgrade: websocket", b"Upgrade: h2c, websocket", b"X-Upgrade: h2c"):
+        assert without_h2c_offer(head + other + b"\r\n\r\n") == head + other + b"\r\n\r\n"
