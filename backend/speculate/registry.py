@@ -1,0 +1,25 @@
+"""Name → draft method. A method is one file under `proposers/` and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from backend.config import EngineConfig
+from backend.errors import SetupError
+from backend.models.interface import CausalModel
+from backend.speculate.proposers.none import NoProposer
+from backend.speculate.protocol import Proposer
+
+PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
+    "none": NoProposer,
+}
+
+
+def make_proposer(model: CausalModel, config: EngineConfig) -> Proposer:
+    """Raises SetupError for a name that is not known."""
+    make = PROPOSERS.get(config.proposer)
+    if make is None:
+        raise SetupError(
+            f"there is no draft method {config.proposer!r}; known: {', '.join(sorted(PROPOSERS))}"
+        )
+    return make(model, config)
