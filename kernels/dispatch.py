@@ -1,0 +1,98 @@
+"""Which implementation serves each op: chosen once, in one place, op by op.
+
+"reference" is torch and is there for every op. "native" (compiled C++, for CPUs) and "triton" (for
+GPUs) may offer a part of the table, or not load at all; the reference serves what they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+from torch import Tensor
+
+from kernels import interface, specs
+from kernels.interface import Int8Weight
+from kernels.reference.gated_mul import gated_mul
+from kernels.reference.linear_int8 import linear_int8, pack_int8
+from kernels.reference.paged_attention import paged_attention
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.rope_kv_write import rope_kv_write
+
+IMPLEMENTATIONS = ("auto", "reference", "native", "triton")
+# A module of these has `load() -> Mapping[str, Callable] | None`: op names, and `pack_int8` beside
+# `linear_int8`; None where it cannot work (no compiler, no device).
+MODULES = {"native": "kernels.native", "triton": "kernels.ops"}
+
+REFERENCE: Mapping[str, Callable[..., Any]] = {
+    "rms_norm": rms_norm,
+    "rope_kv_write": rope_kv_write,
+    "paged_attention": paged_attention,
+    "gated_mul": gated_mul,
+    "linear_int8": linear_int8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One callable an op. `names` tells which implementation serves it."""
+
+    rms_norm: interface.RmsNorm
+    rope_kv_write: interface.RopeKvWrite
+    paged_attention: interface.PagedAttention
+    gated_mul: interface.GatedMul
+    linear_int8: interface.LinearInt8
+    pack_int8: Callable[[Tensor], Int8Weight]
+    names: Mapping[str, str]
+
+    def name_of(self, op: str) -> str:
+        """The implementation that serves `op`. Raises ValueError if there is no such op."""
+        if op not in self.names:
+            raise ValueError(f"there is no op {op!r}; the table has {', '.join(self.names)}")
+        return self.names[op]
+
+
+def select(device: str, implementation: str = "auto") -> Ops:
+    """The ops for a torch device ("cpu", "cuda:0"). "auto" takes the fastest that loads.
+
+    Raises ValueError for an unknown implementation, one that this device cannot have, or one that
+    is asked for by name and does not load.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        choices = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"kernels {implementation!r} are unknown; use one of {choices}")
+    wanted = implementation
+    if wanted == "auto":
+        wanted = "native" if device.split(":")[0] == "cpu" else "triton"
+    if wanted == "reference":
+        return build({}, wanted)
+    if (wanted == "native") != (device.split(":")[0] == "cpu"):
+        raise ValueError(f"{wanted} kernels do not run on {device}; use auto or reference")
+    offered = _load(wanted)
+    if offered is None and implementation != "auto":
+        raise ValueError(f"{wanted} kernels do not load on this machine; use auto or reference")
+    return build(offered or {}, wanted)
+
+
+def build(offered: Mapping[str, Callable[..., Any]], name: str) -> Ops:
+    """`offered` ops under `name`, and the reference's for the rest."""
+    unknown = sorted(set(offered) - set(specs.BY_NAME) - {"pack_int8"})
+    if unknown:
+        raise ValueError(f"{name} kernels offer {', '.join(unknown)}, which kernels.specs lacks")
+    if ("linear_int8" in offered) != ("pack_int8" in offered):
+        raise ValueError(f"{name} kernels must offer linear_int8 and pack_int8 together")
+    chosen = {op: offered.get(op, function) for op, function in REFERENCE.items()}
+    pack = cast("Callable[[Tensor], Int8Weight]", offered.get("pack_int8", pack_int8))
+    names = {op: name if op in offered else "reference" for op in REFERENCE}
+    return Ops(**chosen, pack_int8=pack, names=names)
+
+
+def _load(name: str) -> Mapping[str, Callable[..., Any]] | None:
+    module = MODULES[name]
+    if find_spec(module) is None:
+        return None
+    loaded: Mapping[str, Callable[..., Any]] | None = import_module(module).load()
+    return loaded
