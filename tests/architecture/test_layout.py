@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tests.support.source_tree import ROOT, SHIPPED
 
 TOP_LEVEL = {
@@ -42,19 +44,21 @@ def test_import_contracts_hold() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_layers_name_every_package_of_the_gateway() -> None:
+@pytest.mark.parametrize("container", ["gateway", "backend"])
+def test_layers_name_every_package_of_both_servers(container: str) -> None:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = described["tool"]["importlinter"]["contracts"]
-    layers = next(each for each in contracts if each["type"] == "layers")
+    [layers] = [each for each in contracts if each.get("containers") == [container]]
     named = {
         part.strip(" ()") for line in layers["layers"] for part in line.replace(":", "|").split("|")
     }
     present = {
         path.stem if path.is_file() else path.name
-        for path in (ROOT / "gateway").iterdir()
+        for path in (ROOT / container).iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     } - {"__init__"}
 
+    assert layers["type"] == "layers"
     assert layers["exhaustive"] is True
     assert present <= named
 
