@@ -8,6 +8,7 @@ BackendError
 ├── BadRequest            the caller can mend it (HTTP 400)
 │   └── ContextOverflow   prompt and answer do not fit the context
 ├── Overloaded            too much waits already (HTTP 429 with Retry-After)
+├── Unavailable           loading, draining, or the engine has stopped (HTTP 503)
 └── RequestFailed         this one request met an error in the engine (HTTP 500); others go on
 """
 
@@ -55,6 +56,14 @@ class Overloaded(BackendError):
     """`retry_after_s`: when there will probably be room."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(BackendError):
+    """Nothing can be answered now; `retry_after_s` None: not by this process any more."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

