@@ -42,6 +42,8 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # yarn; None derives it from `factor`
     is_interleaved: bool = False
+    # GGUF carries the llama3 scaling as one divisor a pair; empty: none.
+    frequency_divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""Tensors on disk, read one at a time, and the check that they are what the family says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backend.errors import BadCheckpoint
+from backend.layers.linear import DenseLinear, Int8Linear, Linear
+from backend.models.family import TensorSpec
+from kernels.dispatch import Ops
+
+# More than these would hide the first ones; the rest is counted.
+FAULTS_SHOWN_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies and what shape it has there."""
+
+    file: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint(Protocol):
+    """Tensors by their Hugging Face names."""
+
+    path: str
+
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copies one tensor to `out`, in the type of `out`. Raises BadCheckpoint."""
+        ...
+
+
+def check_tensors(
+    checkpoint: Checkpoint, specs: Iterable[TensorSpec], skips: Iterable[str]
+) -> tuple[str, ...]:
+    """Names that nobody needs. Raises BadCheckpoint: missing, misshaped and unknown tensors."""
+    stored = checkpoint.tensors()
+    wanted = {spec.name: spec.shape for spec in specs}
+    patterns = tuple(skips)
+    faults = []
+    for name, shape in wanted.items():
+        found = stored.get(name)
+        if found is None:
+            faults.append(f"{checkpoint.path}: tensor {name} {list(shape)} is missing")
+        elif found.shape != shape:
+            faults.append(
+                f"{found.file}: tensor {name} is {list(found.shape)}, but config.json and its "
+                f"family make it {list(shape)}"
+            )
+    skipped = []
+    for name in sorted(stored.keys() - wanted.keys()):
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            skipped.append(name)
+        else:
+            faults.append(f"{stored[name].file}: tensor {name} is not one that its family uses")
+    if faults:
+        more = len(faults) - FAULTS_SHOWN_MAX
+        lines = faults[:FAULTS_SHOWN_MAX] + ([f"and {more} more"] if more > 0 else [])
+        raise BadCheckpoint("; ".join(lines))
+    return tuple(skipped)
+
+
+class CheckpointWeights:
+    """A family's `Weights`. At most one linear is held twice, while it is made int8."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_int8: bool,
+        rows_max: int,
+        context_len: int,
+    ) -> None:
+        self.ops = ops
+        self.dtype = dtype
+        self.device = device
+        self.rows_max = rows_max
+        self.context_len = context_len
+        self.num_bytes = 0  # of all weights as they are held
+        self._checkpoint = checkpoint
+        self._is_int8 = is_int8
+        self._stored = checkpoint.tensors()
+        self._tables: dict[str, Tensor] = {}
+
+    def linear(self, *names: str) -> Linear:
+        tied = self._tables.get(names[0]) if len(names) == 1 else None
+        weight = self._read(names) if tied is None else tied
+        if not self._is_int8:
+            if tied is None:
+                self.num_bytes += weight.nbytes
+            return DenseLinear(weight)
+        made = Int8Linear(self.ops.pack_int8(weight), self.ops)
+        self.num_bytes += made.weight_bytes()
+        return made
+
+    def table(self, name: str) -> Tensor:
+        self._tables[name] = table = self._read((name,))
+        self.num_bytes += table.nbytes
+        return table
+
+    def vector(self, name: str) -> Tensor:
+        vector = self._read((name,))
+        self.num_bytes += vector.nbytes
+        return vector
+
+    def _read(self, names: tuple[str, ...]) -> Tensor:
+        shapes = [self._stored[name].shape for name in names]
+        rows = [shape[0] for shape in shapes]
+        merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype, device=self.device)
+        for name, part in zip(names, torch.split(merged, rows), strict=True):
+            self._checkpoint.read_into(name, part)
+        return merged

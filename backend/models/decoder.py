@@ -1,0 +1,129 @@
+"""The frame around a family's layers: embed, run them in order, normalise, project to logits.
+
+A family says what one layer does; everything that all decoder-only models share is here: the cache,
+the groups of a step, the feature taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backend.config import ModelConfig
+from backend.layers.attention import GroupRows, StepRows
+from backend.layers.embedding import Embedding, Head
+from backend.layers.norm import RmsNorm
+from backend.layers.workspace import Activations, Workspace
+from backend.models.interface import FeatureTap, ForwardInput, KvCache
+
+
+class DecoderLayer(Protocol):
+    """A layer starts from `normed` and leaves in `delta` what is to be added to `residual`."""
+
+    input_norm: RmsNorm
+
+    def forward(self, given: Activations, step: StepRows, keys: Tensor, values: Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """What a family hands over."""
+
+    embedding: Embedding
+    layers: Sequence[DecoderLayer]
+    final_norm: RmsNorm
+    head: Head
+
+
+class DecoderModel:
+    """A `CausalModel`. The states it returns are valid until its next forward."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parts: DecoderParts,
+        *,
+        rows_max: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._embedding = parts.embedding
+        self._layers = tuple(parts.layers)
+        self._final_norm = parts.final_norm
+        self._head = parts.head
+        self._workspace = Workspace(config, rows_max, dtype=dtype, device=device)
+
+    def forward(self, given: ForwardInput, cache: KvCache) -> Tensor:
+        """[R, H] after the last norm; see `CausalModel.forward`."""
+        rows = given.token_ids.shape[0]
+        states = self._workspace.take(rows)
+        step = step_rows(given, states)
+        taps = given.features
+        self._embedding.forward(given.token_ids, states.residual)
+        for index, layer in enumerate(self._layers):
+            # The sum of the layer before is taken with this layer's norm, in one pass.
+            if index == 0:
+                layer.input_norm.forward(states.residual, states.normed)
+            else:
+                layer.input_norm.add_forward(states.delta, states.residual, states.normed)
+            if taps:
+                _fill(taps, index, states.residual)
+            layer.forward(states, step, cache.keys[index], cache.values[index])
+        self._final_norm.add_forward(states.delta, states.residual, states.normed)
+        if taps:
+            _fill(taps, len(self._layers), states.residual)
+        return states.normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, H] → float32 [S, V]."""
+        return self._head.forward(hidden)
+
+    def make_cache(self, num_blocks: int, block_size: int) -> KvCache:
+        """Zeroed: rows that only pad read from it, and a NaN there would spread."""
+        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
+
+        def zeros() -> tuple[Tensor, ...]:
+            return tuple(
+                torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self._layers
+            )
+
+        return KvCache(keys=zeros(), values=zeros(), block_size=block_size)
+
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one position, all layers."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+
+
+def step_rows(given: ForwardInput, states: Activations) -> StepRows:
+    """Cuts each group's rows out of the buffers, once for all layers."""
+    groups = []
+    for group in given.groups:
+        rows = slice(group.row_start, group.row_start + group.num_rows)
+        groups.append(
+            GroupRows(
+                queries=states.queries[rows],
+                attended=states.attended[rows],
+                block_tables=group.block_tables,
+                context_lens=group.context_lens,
+                query_starts=group.query_starts,
+                query_len=group.query_len,
+                mask=group.mask,
+                mask_bits=group.mask_bits,
+            )
+        )
+    return StepRows(positions=given.positions, kv_slots=given.kv_slots, groups=groups)
+
+
+def _fill(taps: Mapping[FeatureTap, Tensor], layer: int, states: Tensor) -> None:
+    """What enters layer `layer` is what left the one before."""
+    for tap, buffer in taps.items():
+        if (tap.layer if tap.side == "in" else tap.layer + 1) == layer:
+            buffer[: states.shape[0]].copy_(states)

@@ -1,0 +1,121 @@
+"""Llama 2, Llama 3 and those built like them (SmolLM2): pre-norm, grouped queries, SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from backend.config import ModelConfig
+from backend.layers.attention import Attention, StepRows
+from backend.layers.embedding import Embedding, Head
+from backend.layers.mlp import GatedMlp
+from backend.layers.norm import RmsNorm
+from backend.layers.rotary import cos_sin_table
+from backend.layers.workspace import Activations
+from backend.models.decoder import DecoderModel, DecoderParts
+from backend.models.family import Family, TensorSpec, Weights
+from backend.models.hf_config import decoder_config
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
+    """Raises BadCheckpoint for what this family does not compute."""
+    return decoder_config("llama", raw)
+
+
+def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Every tensor a checkpoint must have, and no other but those in `FAMILY.skips`."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_heads * config.head_dim
+    keys = config.num_kv_heads * config.head_dim
+    specs = [
+        TensorSpec(EMBEDDING, (config.vocab_size, hidden)),
+        TensorSpec(FINAL_NORM, (hidden,)),
+    ]
+    if not config.tie_embeddings:
+        specs.append(TensorSpec(HEAD, (config.vocab_size, hidden)))
+    for index in range(config.num_layers):
+        at = f"model.layers.{index}."
+        specs += [
+            TensorSpec(at + "input_layernorm.weight", (hidden,)),
+            TensorSpec(at + "self_attn.q_proj.weight", (queries, hidden)),
+            TensorSpec(at + "self_attn.k_proj.weight", (keys, hidden)),
+            TensorSpec(at + "self_attn.v_proj.weight", (keys, hidden)),
+            TensorSpec(at + "self_attn.o_proj.weight", (hidden, queries)),
+            TensorSpec(at + "post_attention_layernorm.weight", (hidden,)),
+            TensorSpec(at + "mlp.gate_proj.weight", (inner, hidden)),
+            TensorSpec(at + "mlp.up_proj.weight", (inner, hidden)),
+            TensorSpec(at + "mlp.down_proj.weight", (hidden, inner)),
+        ]
+    return tuple(specs)
+
+
+class LlamaLayer:
+    """Attention, then the feed-forward block, each on a normed copy of the residual."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, at: str, cos_sin: Tensor) -> None:
+        ops, eps = weights.ops, config.rms_norm_eps
+        self.input_norm = RmsNorm(weights.vector(at + "input_layernorm.weight"), eps, ops)
+        self._attention = Attention(
+            config,
+            ops,
+            qkv=weights.linear(
+                at + "self_attn.q_proj.weight",
+                at + "self_attn.k_proj.weight",
+                at + "self_attn.v_proj.weight",
+            ),
+            output=weights.linear(at + "self_attn.o_proj.weight"),
+            cos_sin=cos_sin,
+        )
+        self._mlp_norm = RmsNorm(weights.vector(at + "post_attention_layernorm.weight"), eps, ops)
+        self._mlp = GatedMlp(
+            ops,
+            gate_up=weights.linear(at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"),
+            down=weights.linear(at + "mlp.down_proj.weight"),
+        )
+
+    def forward(self, given: Activations, step: StepRows, keys: Tensor, values: Tensor) -> None:
+        self._attention.forward(given, step, keys, values)
+        self._mlp_norm.add_forward(given.delta, given.residual, given.normed)
+        self._mlp.forward(given)
+
+
+def build(config: ModelConfig, weights: Weights) -> DecoderModel:
+    """Reads every tensor once, layer by layer."""
+    table = weights.table(EMBEDDING)
+    cos_sin = cos_sin_table(config.rope, weights.context_len, weights.device)
+    layers = [
+        LlamaLayer(config, weights, f"model.layers.{index}.", cos_sin)
+        for index in range(config.num_layers)
+    ]
+    head = weights.linear(EMBEDDING if config.tie_embeddings else HEAD)
+    parts = DecoderParts(
+        embedding=Embedding(table),
+        layers=layers,
+        final_norm=RmsNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, weights.ops),
+        head=Head(head, config.vocab_size),
+    )
+    return DecoderModel(
+        config,
+        parts,
+        rows_max=weights.rows_max,
+        dtype=weights.dtype,
+        device=weights.device,
+    )
+
+
+FAMILY = Family(
+    name="llama",
+    hf_architecture="LlamaForCausalLM",
+    gguf_architecture="llama",
+    config_from_hf=config_from_hf,
+    tensor_specs=tensor_specs,
+    build=build,
+    skips=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+    has_gguf_permuted_qk=True,
+)
