@@ -15,6 +15,7 @@ from gateway.policy.load import Policy, load_policy
 log = structlog.get_logger()
 
 POLL_S = 0.5
+SETTLED_S = 0.05  # a file that changes within it is still being written
 POLICY_BYTES_MAX = 256 * 1024
 
 OnChange = Callable[[Policy], Awaitable[None]]
@@ -57,6 +58,9 @@ class FilePolicySource:
             stat = self._fingerprint()
             if stat == self._stat and not force:
                 return False
+            await asyncio.sleep(SETTLED_S)
+            if self._fingerprint() != stat and not force:
+                return False  # half of a policy may be a policy too
             text = await asyncio.to_thread(read_policy_file, self._path)
         except OSError as error:
             self._stat = None  # it is read again once it is back

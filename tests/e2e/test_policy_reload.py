@@ -104,6 +104,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             gateway.stop()
 
 
+@pytest.fixture(autouse=True)
+def _usual_models(world: World) -> None:
+    """Whatever the test before left in the file."""
+    world.change(lambda: world.path.write_text(world.policy(MODELS)))
+
+
 def test_an_edit_in_place_takes_effect(world: World) -> None:
     world.change(lambda: world.path.write_text(world.policy({**MODELS, "edited": ("beta",)})))
 
@@ -245,11 +251,14 @@ def test_every_version_is_kept_word_for_word(world: World) -> None:
     text = world.policy(MODELS) + "# a comment: 五 €\n"
     world.change(lambda: world.path.write_text(text))
 
-    rows = rows_of(world.gateway.home, "SELECT * FROM policies ORDER BY activated_at DESC")
-    assert rows[0]["text"] == text
-    assert rows[0]["version"] == world.version()
-    assert len(rows) >= 2
-    assert len({row["version"] for row in rows}) == len(rows)
+    def rows() -> list[dict[str, Any]]:
+        return rows_of(world.gateway.home, "SELECT * FROM policies ORDER BY activated_at DESC")
+
+    wait_until(lambda: rows()[0]["text"] == text, "the version's row", wait_s=FOLLOWED_S)
+    kept = rows()
+    assert kept[0]["version"] == world.version()
+    assert len(kept) >= 2
+    assert len({row["version"] for row in kept}) == len(kept)
 
 
 def test_a_policy_in_sql_is_imported_followed_and_never_set_back(
