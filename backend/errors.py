@@ -9,6 +9,7 @@ BackendError
 │   └── ContextOverflow   prompt and answer do not fit the context
 ├── Overloaded            too much waits already (HTTP 429 with Retry-After)
 ├── Unavailable           loading, draining, or the engine has stopped (HTTP 503)
+├── RequestTimedOut       no first token, or no end, within the limit (HTTP 504)
 └── RequestFailed         this one request met an error in the engine (HTTP 500); others go on
 """
 
@@ -66,6 +67,10 @@ class Unavailable(BackendError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RequestTimedOut(BackendError):
+    """One request took longer than the server allows; it was cancelled."""
 
 
 class RequestFailed(BackendError):
