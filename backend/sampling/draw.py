@@ -55,13 +55,12 @@ def _descending_keys(logits: Tensor) -> Tensor:
 def _threshold(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
     """The smallest key up to which the masses of a row sum to at least its target.
 
-    A radix selection: one histogram for the keys' highest 12 bits, one for the next ten inside the
-    bucket that was found, one for the last ten. Keys [R, V] int32, masses [R, V] int64, target [R]
-    int64 → [R, 1] int64.
+    A radix selection: a histogram of the keys' upper 16 bits, then one of the lower 16 inside the
+    bucket found. Keys [R, V] int32, masses [R, V] int64, target [R] int64 → [R, 1] int64.
     """
-    num_rows = keys.shape[0]
-    base = torch.full((num_rows, 1), -(1 << 11), dtype=torch.int64, device=keys.device)
-    for shift, num_buckets in ((20, 1 << 12), (10, 1 << 10), (0, 1 << 10)):
+    num_rows, num_buckets = keys.shape[0], 1 << 16
+    base = torch.full((num_rows, 1), -num_buckets // 2, dtype=torch.int64, device=keys.device)
+    for shift in (16, 0):
         # Bucket 0 takes all keys below this range, the last bucket all above it.
         index = (keys >> shift).to(torch.int64)
         index -= base - 1
@@ -70,50 +69,49 @@ def _threshold(keys: Tensor, masses: Tensor, target: Tensor) -> Tensor:
             (num_rows, num_buckets + 2), dtype=torch.int64, device=keys.device
         ).scatter_add_(1, index, masses)
         reached = torch.searchsorted(histogram.cumsum(1), target.unsqueeze(1))
-        base = base + reached - 1
-        if shift:
-            base = base << 10
+        base = (base + reached - 1) << shift
     return base
 
 
-def _keep_top_k(
-    logits: Tensor, keys: Tensor, weights: Tensor, top_k: Tensor, is_small: bool
-) -> Tensor:
-    vocab_size = logits.shape[1]
-    wanted = torch.where(top_k == 0, vocab_size, top_k).clamp(max=vocab_size)
-    if is_small:
-        num_best = min(TOP_K_SMALL, vocab_size)
-        best = logits.topk(num_best, dim=1).values
-        last = best.gather(1, wanted.clamp(max=num_best).unsqueeze(1) - 1)
-        is_kept = (logits >= last) | (wanted > num_best).unsqueeze(1)
-    else:
-        is_kept = keys <= _threshold(keys, torch.ones_like(weights), wanted)
-    return torch.where(is_kept, weights, 0)
+def _is_among_best(logits: Tensor, top_k: Tensor) -> Tensor:
+    """Top-k for small k, by a partial sort; bool [R, V]."""
+    num_best = min(TOP_K_SMALL, logits.shape[1])
+    best = logits.topk(num_best, dim=1).values
+    last = best.gather(1, (top_k - 1).clamp(0, num_best - 1).unsqueeze(1))
+    return logits >= torch.where(top_k.unsqueeze(1) == 0, -torch.inf, last)
 
 
-def _keep_top_p(keys: Tensor, weights: Tensor, top_p: Tensor) -> Tensor:
+def _rank_target(top_k: Tensor, vocab_size: int) -> Tensor:
+    return torch.where(top_k == 0, vocab_size, top_k).clamp(max=vocab_size)
+
+
+def _mass_target(weights: Tensor, top_p: Tensor) -> Tensor:
     total = weights.sum(1)
     # float64 may round the product above the total.
-    target = torch.minimum((top_p * total).ceil().to(torch.int64), total).clamp(min=1)
-    return torch.where(keys <= _threshold(keys, weights, target), weights, 0)
+    return torch.minimum((top_p * total).ceil().to(torch.int64), total).clamp(min=1)
 
 
-def _keep_min_p(weights: Tensor, min_p: Tensor) -> Tensor:
-    floor = (min_p * 2.0**WEIGHT_BITS).ceil().to(torch.int64).unsqueeze(1)
-    return torch.where(weights >= floor, weights, 0)
+def _keep(weights: Tensor, is_kept: Tensor) -> None:
+    """Sets all others to 0, in place; a product is faster on a CPU than `torch.where`."""
+    weights *= is_kept.to(torch.int64)
 
 
 def filtered_weights(logits: Tensor, filters: RowFilters) -> Tensor:
     """What each token would be drawn with, as integers: float32 [R, V] → int64 [R, V]."""
     weights = weights_of(logits, filters.temperature)
-    if filters.top_k is not None or filters.top_p is not None:
+    top_k, top_p = filters.top_k, filters.top_p
+    if top_k is not None and filters.is_top_k_small:
+        _keep(weights, _is_among_best(logits, top_k))
+    elif top_k is not None:
         keys = _descending_keys(logits)
-        if filters.top_k is not None:
-            weights = _keep_top_k(logits, keys, weights, filters.top_k, filters.is_top_k_small)
-        if filters.top_p is not None:
-            weights = _keep_top_p(keys, weights, filters.top_p)
+        target = _rank_target(top_k, logits.shape[1])
+        _keep(weights, keys <= _threshold(keys, torch.ones_like(weights), target))
+    if top_p is not None:
+        keys = _descending_keys(logits)
+        _keep(weights, keys <= _threshold(keys, weights, _mass_target(weights, top_p)))
     if filters.min_p is not None:
-        weights = _keep_min_p(weights, filters.min_p)
+        floor = (filters.min_p * 2.0**WEIGHT_BITS).ceil().to(torch.int64)
+        _keep(weights, weights >= floor.unsqueeze(1))
     return weights
 
 

@@ -164,13 +164,48 @@ class Sampler:
         `positions`: where in its sequence each token will stand; with the slot's seed they choose
         the noise. A row's result depends on that row alone.
         """
-        adjusted = self.adjust(logits, slots, traits)
-        return self.finish(logits, adjusted, slots, positions, traits)
+        tokens = self.choose(logits, slots, positions, traits)
+        return self.describe(logits, tokens, traits)
 
-    def adjust(
-        self, logits: Tensor, slots: Tensor, traits: BatchTraits, counts: Tensor | None = None
+    def choose(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        traits: BatchTraits,
+        counts: Tensor | None = None,
     ) -> Tensor:
-        """Logits with bias and penalties. `counts` [R, V] stand in for the committed ones."""
+        """The tokens [R] alone. `counts` [R, V] int32 stand in for the committed ones."""
+        tokens = []
+        for rows in self._chunks(logits.shape[0]):
+            adjusted = self._adjust(
+                logits[rows], slots[rows], traits, None if counts is None else counts[rows]
+            )
+            tokens.append(self._pick(adjusted, slots[rows], positions[rows], traits))
+        return torch.cat(tokens)
+
+    def describe(self, logits: Tensor, tokens: Tensor, traits: BatchTraits) -> Sampled:
+        """The tokens [R] with the logprobs that the requests asked for."""
+        if not traits.has_logprobs:
+            return Sampled(tokens)
+        num_best = min(traits.num_top_logprobs, self.vocab_size)
+        logprobs, ids, values = [], [], []
+        for rows in self._chunks(logits.shape[0]):
+            every = torch.log_softmax(logits[rows], 1)
+            logprobs.append(every.gather(1, tokens[rows].unsqueeze(1)).squeeze(1))
+            best = every.topk(num_best, dim=1)
+            ids.append(best.indices)
+            values.append(best.values)
+        return Sampled(tokens, torch.cat(logprobs), torch.cat(ids), torch.cat(values))
+
+    def commit(self, slots: Tensor, tokens: Tensor, num_tokens: Tensor) -> None:
+        """Counts the first `num_tokens[s]` of tokens [S, n] for the penalties of later steps."""
+        if self.tables.is_counting:
+            self.tables.add(slots, tokens, num_tokens)
+
+    def _adjust(
+        self, logits: Tensor, slots: Tensor, traits: BatchTraits, counts: Tensor | None
+    ) -> Tensor:
         if traits.has_bias:
             logits = logits + self.tables.bias[slots]
         if not traits.is_counting:
@@ -186,29 +221,6 @@ class Sampler:
         if traits.has_subtraction:
             logits = subtract(logits, counts, frequency, presence)
         return logits
-
-    def finish(
-        self,
-        logits: Tensor,
-        adjusted: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        traits: BatchTraits,
-    ) -> Sampled:
-        """Draws from the adjusted logits; logprobs come from the model's own."""
-        tokens = [
-            self._pick(adjusted[rows], slots[rows], positions[rows], traits)
-            for rows in self._chunks(logits.shape[0])
-        ]
-        drawn = torch.cat(tokens) if len(tokens) != 1 else tokens[0]
-        if not traits.has_logprobs:
-            return Sampled(drawn)
-        return self._with_logprobs(logits, drawn, traits)
-
-    def commit(self, slots: Tensor, tokens: Tensor, num_tokens: Tensor) -> None:
-        """Counts the first `num_tokens[s]` of tokens [S, n] for the penalties of later steps."""
-        if self.tables.is_counting:
-            self.tables.add(slots, tokens, num_tokens)
 
     def filters(self, slots: Tensor, traits: BatchTraits) -> RowFilters:
         """What the rows asked for, [R] each."""
@@ -233,17 +245,6 @@ class Sampler:
         if not traits.has_greedy:
             return drawn
         return torch.where(filters.temperature == 0.0, adjusted.argmax(1), drawn)
-
-    def _with_logprobs(self, logits: Tensor, tokens: Tensor, traits: BatchTraits) -> Sampled:
-        num_best = min(traits.num_top_logprobs, self.vocab_size)
-        logprobs, ids, values = [], [], []
-        for rows in self._chunks(logits.shape[0]):
-            every = torch.log_softmax(logits[rows], 1)
-            logprobs.append(every.gather(1, tokens[rows].unsqueeze(1)).squeeze(1))
-            best = every.topk(num_best, dim=1)
-            ids.append(best.indices)
-            values.append(best.values)
-        return Sampled(tokens, torch.cat(logprobs), torch.cat(ids), torch.cat(values))
 
     def _chunks(self, num_rows: int) -> Iterator[slice]:
         is_cpu = self.device.type == "cpu"

@@ -57,15 +57,14 @@ def verify(
     num_sequences, num_rows, _ = logits.shape
     rows = (num_sequences, num_rows)
     place = torch.arange(num_rows, device=logits.device)
-    adjusted = _adjust_by_position(logits, proposal, slots, sampler, traits)
-    sampled = sampler.finish(
-        logits.flatten(0, 1),
-        adjusted.flatten(0, 1),
-        slots.unsqueeze(1).expand(rows).flatten(),
-        (positions.unsqueeze(1) + place).flatten(),
-        traits,
-    )
-    tokens = sampled.tokens.view(rows)
+    every_position = positions.unsqueeze(1) + place
+    if traits.is_counting and proposal is not None:
+        tokens = _choose_in_turn(logits, proposal, slots, every_position, sampler, traits)
+    else:
+        every_slot = slots.unsqueeze(1).expand(rows).flatten()
+        tokens = sampler.choose(logits.flatten(0, 1), every_slot, every_position.flatten(), traits)
+    sampled = sampler.describe(logits.flatten(0, 1), tokens.flatten(), traits)
+    tokens = tokens.view(rows)
     if proposal is None:
         num_tokens = torch.ones_like(slots)
     else:
@@ -82,24 +81,24 @@ def verify(
     )
 
 
-def _adjust_by_position(
+def _choose_in_turn(
     logits: Tensor,
-    proposal: Drafts | None,
+    proposal: Drafts,
     slots: Tensor,
+    positions: Tensor,
     sampler: Sampler,
     traits: BatchTraits,
 ) -> Tensor:
-    if not traits.is_adjusting:
-        return logits
-    num_rows = logits.shape[1]
-    counts = sampler.tables.counts[slots] if traits.is_counting else None
-    adjusted = []
-    for row in range(num_rows):
-        adjusted.append(sampler.adjust(logits[:, row], slots, traits, counts))
-        if counts is not None and proposal is not None and row + 1 < num_rows:
-            draft = proposal.token_ids[:, row : row + 1].clamp(0, sampler.vocab_size - 1)
+    """Row after row, each with the drafts before it counted; positions [S, N + 1] → tokens."""
+    drafts = proposal.token_ids.clamp(0, sampler.vocab_size - 1)
+    counts = sampler.tables.counts[slots]
+    tokens = []
+    for row in range(logits.shape[1]):
+        if row:
+            draft = drafts[:, row - 1 : row]
             counts.scatter_add_(1, draft, torch.ones_like(draft, dtype=torch.int32))
-    return torch.stack(adjusted, 1)
+        tokens.append(sampler.choose(logits[:, row], slots, positions[:, row], traits, counts))
+    return torch.stack(tokens, 1)
 
 
 def _unflatten(flat: Tensor | None, rows: tuple[int, int]) -> Tensor | None:

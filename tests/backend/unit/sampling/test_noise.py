@@ -1,0 +1,117 @@
+"""The noise: the published hash, and numbers that behave like independent uniforms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from backend.sampling.noise import as_int64, mix, uniforms
+
+MASK = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix_by_hand(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def uniform_by_hand(seed: int, position: int) -> float:
+    hashed = mix_by_hand((mix_by_hand((seed + GAMMA) & MASK) + (position + 1) * GAMMA) & MASK)
+    return ((hashed >> 12) + 0.5) / 2**52
+
+
+def grid(num_seeds: int, num_positions: int, first_seed: int = 0) -> np.ndarray:
+    seeds = torch.arange(first_seed, first_seed + num_seeds).unsqueeze(1)
+    positions = torch.arange(num_positions).unsqueeze(0)
+    shape = (num_seeds, num_positions)
+    return uniforms(seeds.expand(shape), positions.expand(shape)).numpy()
+
+
+def chi_square(counts: np.ndarray) -> float:
+    return float(stats.chisquare(counts.ravel()).pvalue)
+
+
+def test_mix_gives_the_first_numbers_of_splitmix64_from_seed_0() -> None:
+    states = torch.tensor([as_int64(GAMMA), as_int64(2 * GAMMA), as_int64(3 * GAMMA)])
+
+    mixed = [value & MASK for value in mix(states).tolist()]
+
+    assert mixed == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+@given(seed=st.integers(-(2**63), 2**64 - 1), position=st.integers(0, 2**40))
+def test_uniform_is_the_hash_of_seed_and_position(seed: int, position: int) -> None:
+    got = uniforms(torch.tensor([as_int64(seed)]), torch.tensor([position])).item()
+
+    assert got == uniform_by_hand(seed & MASK, position)
+
+
+def test_as_int64_wraps_any_integer() -> None:
+    assert [as_int64(v) for v in (0, -1, 2**63, 2**64 + 5, -(2**63))] == [
+        *(0, -1, -(2**63), 5, -(2**63))
+    ]
+
+
+def test_values_lie_between_0_and_1() -> None:
+    values = grid(200, 500)
+
+    assert values.min() > 0.0
+    assert values.max() < 1.0
+    # Even the largest hash there is stays below 1, the smallest above 0.
+    assert ((2**52 - 1) + 0.5) * 2.0**-52 < 1.0
+
+
+@pytest.mark.parametrize("axis", ["positions of a seed", "seeds at a position"])
+def test_values_are_uniform(axis: str) -> None:
+    values = grid(1, 100_000) if axis.startswith("positions") else grid(100_000, 1)
+
+    counts, _ = np.histogram(values, bins=256, range=(0.0, 1.0))
+
+    assert chi_square(counts) > 1e-4
+    assert stats.kstest(values.ravel(), "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("seed_step", "position_step"), [(0, 1), (1, 0), (1, 1), (1, -1), (2, 0), (0, 2)]
+)
+def test_neighbours_are_independent(seed_step: int, position_step: int) -> None:
+    values = grid(402, 402)
+    first = values[: 400 - seed_step, 1 : 400 - abs(position_step)]
+    second = values[
+        seed_step : seed_step + first.shape[0],
+        1 + position_step : 1 + position_step + first.shape[1],
+    ]
+
+    joint, _, _ = np.histogram2d(
+        first.ravel(), second.ravel(), bins=16, range=((0.0, 1.0), (0.0, 1.0))
+    )
+
+    assert chi_square(joint) > 1e-4
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 4.5 / np.sqrt(first.size)
+
+
+def test_seeds_do_not_give_shifted_copies_of_one_sequence() -> None:
+    values = grid(64, 512)
+    by_gamma = uniforms(
+        torch.full((512,), as_int64(GAMMA)), torch.arange(512)
+    ).numpy()  # the seed that a plain counter would confuse with seed 0, shifted by one
+
+    assert len(np.unique(values)) == values.size
+    assert not np.intersect1d(values[0], by_gamma).size
+
+
+def test_every_bit_of_seed_and_position_matters() -> None:
+    bits = torch.tensor([as_int64(1 << bit) for bit in range(64)])
+    zeros = torch.zeros(64, dtype=torch.int64)
+
+    by_seed = uniforms(bits, zeros)
+    by_position = uniforms(zeros, bits)
+
+    assert by_seed.unique().numel() == 64
+    assert by_position.unique().numel() == 64
