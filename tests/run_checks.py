@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ SECONDS_MAX = 60.0
 AT_ONCE = 2
 
 QUICK = "not slow and not e2e and not postgres and not redis and not node"
+if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+    QUICK += " and not compiler"
 QUICK_TESTS = [
     each
     for each in ("tests/unit", "tests/architecture", "tests/backend/unit", "tests/kernels")

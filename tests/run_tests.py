@@ -73,6 +73,14 @@ def nginx_binary():  # type: ignore[no-untyped-def]  # a plain context manager o
     yield found
 
 
+@contextlib.contextmanager
+def cxx_compiler():  # type: ignore[no-untyped-def]  # a plain context manager of one string
+    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if found is None:
+        raise ServiceMissing("no c++, g++ or clang++")
+    yield found
+
+
 GROUPS = (
     Group(
         "postgres",
@@ -101,6 +109,13 @@ GROUPS = (
         "",
         nginx_binary,
         "apt-get install -y nginx-light  (macOS: brew install nginx)",
+    ),
+    Group(
+        "compiler",
+        "C++ compiler",
+        "",
+        cxx_compiler,
+        "apt-get install -y g++  (macOS: xcode-select --install)",
     ),
 )
 

@@ -1,0 +1,134 @@
+"""linear_int8 in C++: weights packed once, then read once a call for all rows."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from kernels.interface import Int8Weight
+from kernels.native.library import Function, Library, kind_of
+from kernels.reference.linear_int8 import quantize_int8
+
+ROWS_QUANTIZED_AT_ONCE = 4096  # bounds the float32 copy while a weight is packed
+BRIEF_PRODUCTS_MAX = 3_000_000  # some 100 us
+
+
+class _Int8Struct(ctypes.Structure):
+    """lr::Int8Weight in source/linear_int8.cpp."""
+
+    _fields_ = (
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("n", c_int64),
+        ("k", c_int64),
+    )
+
+
+class PackedInt8:
+    """A weight as the kernel reads it; `address` is that of its C description."""
+
+    def __init__(self, n: int, k: int, panel: int) -> None:
+        num_columns = -(-n // panel) * panel
+        self.n, self.k, self.panel = n, k, panel
+        self.brief_rows_max = BRIEF_PRODUCTS_MAX // max(1, n * k)
+        self._panel_bytes = panel * (-(-k // 4) * 4)
+        self._packed = torch.zeros(num_columns // panel * self._panel_bytes, dtype=torch.int8)
+        self._scales = torch.zeros(num_columns, dtype=torch.float32)
+        self._offsets = torch.zeros(num_columns, dtype=torch.int32)
+        held = (self._packed, self._scales, self._offsets)
+        self._struct = _Int8Struct(*(each.data_ptr() for each in held), n, k)
+        self.address = ctypes.addressof(self._struct)
+
+    def fill(self, begin: int, part: Int8Weight, pack: Function) -> None:
+        """Outputs from `begin` on, a multiple of the panel."""
+        rows = part.qweight
+        self._scales[begin : begin + rows.shape[0]] = part.scale
+        pack(
+            *(rows.data_ptr(), rows.stride(0), rows.shape[0], self.k),
+            self._packed.data_ptr() + begin // self.panel * self._panel_bytes,
+            self._offsets[begin:].data_ptr(),
+        )
+
+
+class Int8Kernels:
+    """The two functions that `kernels.dispatch` takes together."""
+
+    def __init__(self, library: Library) -> None:
+        self._panel = library.brief("lr_int8_panel")()
+        self._pack = library.long("lr_pack_int8")
+        self._brief = library.brief("lr_linear_int8")
+        self._long = library.long("lr_linear_int8")
+
+    def pack_int8(self, weight: Tensor) -> Int8Weight:
+        """`quantize_int8` of [N, K], laid out for this processor.
+
+        Only the packed form is kept: `qweight` has its shape and dtype on the meta device.
+        """
+        n, k = weight.shape
+        packed = PackedInt8(n, k, self._panel)
+        scales = []
+        for begin in range(0, n, ROWS_QUANTIZED_AT_ONCE):
+            part = quantize_int8(weight[begin : begin + ROWS_QUANTIZED_AT_ONCE])
+            packed.fill(begin, part, self._pack)
+            scales.append(part.scale)
+        qweight = torch.empty(n, k, dtype=torch.int8, device="meta")
+        return Int8Weight(qweight=qweight, scale=torch.cat(scales), packed=packed)
+
+    def linear_int8(
+        self,
+        x: Tensor,
+        weight: Int8Weight,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """[R, N]; the sums are exact integers, and equal the reference's bit for bit."""
+        packed = weight.packed
+        if type(packed) is not PackedInt8:
+            packed = self._packed_now(weight)
+        rows, k = x.shape
+        if out is None:
+            out = torch.empty((rows, packed.n), dtype=x.dtype)
+        if k != packed.k or out.shape != (rows, packed.n):
+            raise ValueError(
+                f"x {list(x.shape)} with a weight [{packed.n}, {packed.k}] does not give "
+                f"{list(out.shape)}"
+            )
+        x_stride, x_step = x.stride()
+        out_stride, out_step = out.stride()
+        if x_step != 1 and k > 1:
+            x = x.contiguous()
+            x_stride = k
+        if out_step != 1 and packed.n > 1:
+            return out.copy_(self.linear_int8(x, weight, bias=bias))
+        bias_address = None
+        if bias is not None:
+            bias = bias.float().contiguous()
+            bias_address = bias.data_ptr()
+        function = self._brief if rows <= packed.brief_rows_max else self._long
+        failed = function(
+            packed.address,
+            x.data_ptr(),
+            x_stride,
+            kind_of(x),
+            rows,
+            bias_address,
+            out.data_ptr(),
+            out_stride,
+            kind_of(out),
+        )
+        if failed:
+            raise MemoryError(f"no memory for {rows} quantized rows of {k}")
+        return out
+
+    def _packed_now(self, weight: Int8Weight) -> PackedInt8:
+        """For a weight that another implementation made; each call pays for it again."""
+        n, k = weight.qweight.shape
+        packed = PackedInt8(n, k, self._panel)
+        whole = Int8Weight(weight.qweight.contiguous(), weight.scale)
+        packed.fill(0, whole, self._pack)
+        return packed
