@@ -9,7 +9,6 @@ from torch import Tensor
 
 from backend.config import ModelConfig
 from backend.layers.linear import Linear
-from backend.layers.norm import RmsNorm
 from backend.layers.workspace import Activations
 from kernels.dispatch import Ops
 from kernels.interface import MaskKind
@@ -42,7 +41,7 @@ class StepRows:
 
 
 class Attention:
-    """Grouped-query attention. `q_norm` and `k_norm` act on each head (Qwen3), if there are any.
+    """Grouped-query attention. `q_norm`, `k_norm` [D]: weights of a norm on each head, if any.
 
     `cos_sin`: [context, rotary_dim] as `layers.rotary.cos_sin_table` makes it.
     """
@@ -55,8 +54,8 @@ class Attention:
         qkv: Linear,
         output: Linear,
         cos_sin: Tensor,
-        q_norm: RmsNorm | None = None,
-        k_norm: RmsNorm | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
     ) -> None:
         self._ops = ops
         self._qkv = qkv
@@ -66,8 +65,8 @@ class Attention:
         self._rotary_dim = config.rope.rotary_dim
         self._is_interleaved = config.rope.is_interleaved
         self._scale = config.head_dim**-0.5
-        self._q_norm = None if q_norm is None else q_norm.weight
-        self._k_norm = None if k_norm is None else k_norm.weight
+        self._q_norm = q_norm
+        self._k_norm = k_norm
         self._eps = config.rms_norm_eps
 
     def forward(self, given: Activations, step: StepRows, keys: Tensor, values: Tensor) -> None:

@@ -53,8 +53,8 @@ def check_tensors(
             faults.append(f"{checkpoint.path}: tensor {name} {list(shape)} is missing")
         elif found.shape != shape:
             faults.append(
-                f"{found.file}: tensor {name} is {list(found.shape)}, but config.json and its "
-                f"family make it {list(shape)}"
+                f"{found.file}: tensor {name} is {list(found.shape)}, but by its "
+                f"configuration it is {list(shape)}"
             )
     skipped = []
     for name in sorted(stored.keys() - wanted.keys()):
@@ -95,30 +95,34 @@ class CheckpointWeights:
         self._tables: dict[str, Tensor] = {}
 
     def linear(self, *names: str) -> Linear:
+        if self._is_int8:
+            # From float32, so that it is rounded once; a tied head is held twice: rows to look up
+            # in the model's type, and int8 to multiply with.
+            packed = self.ops.pack_int8(self._read(names, torch.float32))
+            made = Int8Linear(packed, self.ops)
+            self.num_bytes += made.weight_bytes()
+            return made
         tied = self._tables.get(names[0]) if len(names) == 1 else None
-        weight = self._read(names) if tied is None else tied
-        if not self._is_int8:
-            if tied is None:
-                self.num_bytes += weight.nbytes
-            return DenseLinear(weight)
-        made = Int8Linear(self.ops.pack_int8(weight), self.ops)
-        self.num_bytes += made.weight_bytes()
-        return made
+        if tied is not None:
+            return DenseLinear(tied)
+        weight = self._read(names, self.dtype)
+        self.num_bytes += weight.nbytes
+        return DenseLinear(weight)
 
     def table(self, name: str) -> Tensor:
-        self._tables[name] = table = self._read((name,))
+        self._tables[name] = table = self._read((name,), self.dtype)
         self.num_bytes += table.nbytes
         return table
 
     def vector(self, name: str) -> Tensor:
-        vector = self._read((name,))
+        vector = self._read((name,), self.dtype)
         self.num_bytes += vector.nbytes
         return vector
 
-    def _read(self, names: tuple[str, ...]) -> Tensor:
+    def _read(self, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
         shapes = [self._stored[name].shape for name in names]
         rows = [shape[0] for shape in shapes]
-        merged = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype, device=self.device)
+        merged = torch.empty(sum(rows), *shapes[0][1:], dtype=dtype, device=self.device)
         for name, part in zip(names, torch.split(merged, rows), strict=True):
             self._checkpoint.read_into(name, part)
         return merged

@@ -6,7 +6,7 @@ the groups of a step, the feature taps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +17,15 @@ from backend.config import ModelConfig
 from backend.layers.attention import GroupRows, StepRows
 from backend.layers.embedding import Embedding, Head
 from backend.layers.norm import RmsNorm
+from backend.layers.rotary import cos_sin_table
 from backend.layers.workspace import Activations, Workspace
+from backend.models.family import TensorSpec, Weights
 from backend.models.interface import FeatureTap, ForwardInput, KvCache
+
+# Names that the checkpoints of nearly all decoder-only models share.
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
 
 
 class DecoderLayer(Protocol):
@@ -100,6 +107,38 @@ class DecoderModel:
         """Keys and values of one position, all layers."""
         config = self.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+
+
+def frame_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """The tensors outside of the layers."""
+    table = (config.vocab_size, config.hidden_size)
+    specs = (TensorSpec(EMBEDDING, table), TensorSpec(FINAL_NORM, (config.hidden_size,)))
+    return specs if config.tie_embeddings else (*specs, TensorSpec(HEAD, table))
+
+
+def build_decoder(
+    config: ModelConfig, weights: Weights, make_layer: Callable[[str, Tensor], DecoderLayer]
+) -> DecoderModel:
+    """Reads every tensor once, layer by layer.
+
+    `make_layer` is given the prefix of a layer's names and the table of cosines and sines.
+    """
+    table = weights.table(EMBEDDING)
+    cos_sin = cos_sin_table(config.rope, weights.context_len, weights.device)
+    layers = [make_layer(f"model.layers.{index}.", cos_sin) for index in range(config.num_layers)]
+    parts = DecoderParts(
+        embedding=Embedding(table),
+        layers=layers,
+        final_norm=RmsNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, weights.ops),
+        head=Head(weights.linear(EMBEDDING if config.tie_embeddings else HEAD), config.vocab_size),
+    )
+    return DecoderModel(
+        config,
+        parts,
+        rows_max=weights.rows_max,
+        dtype=weights.dtype,
+        device=weights.device,
+    )
 
 
 def step_rows(given: ForwardInput, states: Activations) -> StepRows:

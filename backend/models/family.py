@@ -18,6 +18,22 @@ from backend.layers.linear import Linear
 from backend.models.interface import CausalModel
 from kernels.dispatch import Ops
 
+# GGUF → Hugging Face; * stands for the layer's index.
+LLAMA_GGUF_NAMES: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.*.attn_norm.weight": "model.layers.*.input_layernorm.weight",
+    "blk.*.attn_q.weight": "model.layers.*.self_attn.q_proj.weight",
+    "blk.*.attn_k.weight": "model.layers.*.self_attn.k_proj.weight",
+    "blk.*.attn_v.weight": "model.layers.*.self_attn.v_proj.weight",
+    "blk.*.attn_output.weight": "model.layers.*.self_attn.o_proj.weight",
+    "blk.*.ffn_norm.weight": "model.layers.*.post_attention_layernorm.weight",
+    "blk.*.ffn_gate.weight": "model.layers.*.mlp.gate_proj.weight",
+    "blk.*.ffn_up.weight": "model.layers.*.mlp.up_proj.weight",
+    "blk.*.ffn_down.weight": "model.layers.*.mlp.down_proj.weight",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -59,5 +75,6 @@ class Family:
     config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     tensor_specs: Callable[[ModelConfig], tuple[TensorSpec, ...]]
     build: Callable[[ModelConfig, Weights], CausalModel]
+    gguf_names: Mapping[str, str]
     skips: tuple[str, ...] = ()
     has_gguf_permuted_qk: bool = False  # rows of Q and K interleaved, as llama.cpp stores them

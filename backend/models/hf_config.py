@@ -79,7 +79,7 @@ def decoder_config(
     if head_dim is None and raw.get("head_dim") is None:
         if hidden_size % num_heads:
             raise BadCheckpoint(
-                f"config.json: hidden_size {hidden_size} is no multiple of "
+                f"hidden_size {hidden_size} is no multiple of "
                 f"num_attention_heads {num_heads}, and there is no head_dim"
             )
         head_dim = hidden_size // num_heads
@@ -87,8 +87,7 @@ def decoder_config(
     num_kv_heads = positive_int(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise BadCheckpoint(
-            f"config.json: num_attention_heads {num_heads} is no multiple of "
-            f"num_key_value_heads {num_kv_heads}"
+            f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
     context_len = positive_int(raw, "max_position_embeddings")
     return ModelConfig(
@@ -121,11 +120,11 @@ def rope_config(raw: Mapping[str, Any], head_dim: int, context_len: int) -> Rope
     named = given.pop("rope_type", None) or old_name or "default"
     partial = given.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise BadCheckpoint(f"config.json: partial_rotary_factor {partial} is not supported")
+        raise BadCheckpoint(f"partial_rotary_factor {partial} is not supported")
     scaling = _ROPE_TYPES.get(named)
     if scaling is None:
         known = ", ".join(sorted(_ROPE_TYPES))
-        raise BadCheckpoint(f"config.json: rope type {named!r} is not supported; known: {known}")
+        raise BadCheckpoint(f"rope type {named!r} is not supported; known: {known}")
     values = _rope_values(given, named, scaling)
     return RopeConfig(
         theta=float(theta),
@@ -151,16 +150,14 @@ def _rope_values(given: Mapping[str, Any], named: str, scaling: RopeScaling) -> 
         # YaRN's bounds are whole pairs unless `truncate` is false; true is the paper's way.
         is_default = value is None or (key == "truncate" and value is True)
         if key not in known and not is_default:
-            raise BadCheckpoint(
-                f"config.json: rope type {named!r} with {key} {value!r} is not supported"
-            )
+            raise BadCheckpoint(f"rope type {named!r} with {key} {value!r} is not supported")
     values = {key: positive_float(given, key) for key in known if key in required or given.get(key)}
     return values
 
 
 def _refuse(raw: Mapping[str, Any]) -> None:
     for key, why in _refusals(raw):
-        raise BadCheckpoint(f"config.json: {key} {raw.get(key)!r} is not supported; {why}")
+        raise BadCheckpoint(f"{key} {raw.get(key)!r} is not supported; {why}")
 
 
 def _refusals(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -192,14 +189,14 @@ def positive_int(raw: Mapping[str, Any], key: str, default: int | None = None) -
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise BadCheckpoint(f"config.json: {key} must be a positive whole number, not {value!r}")
+        raise BadCheckpoint(f"{key} must be a positive whole number, not {value!r}")
     return value
 
 
 def positive_float(raw: Mapping[str, Any], key: str) -> float:
     value = raw.get(key)
     if not _is_number(value) or value <= 0:
-        raise BadCheckpoint(f"config.json: {key} must be a positive number, not {value!r}")
+        raise BadCheckpoint(f"{key} must be a positive number, not {value!r}")
     return float(value)
 
 

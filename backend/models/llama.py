@@ -9,18 +9,12 @@ from torch import Tensor
 
 from backend.config import ModelConfig
 from backend.layers.attention import Attention, StepRows
-from backend.layers.embedding import Embedding, Head
 from backend.layers.mlp import GatedMlp
 from backend.layers.norm import RmsNorm
-from backend.layers.rotary import cos_sin_table
 from backend.layers.workspace import Activations
-from backend.models.decoder import DecoderModel, DecoderParts
-from backend.models.family import Family, TensorSpec, Weights
+from backend.models.decoder import DecoderModel, build_decoder, frame_specs
+from backend.models.family import LLAMA_GGUF_NAMES, Family, TensorSpec, Weights
 from backend.models.hf_config import decoder_config
-
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
 
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
@@ -33,12 +27,7 @@ def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
-    specs = [
-        TensorSpec(EMBEDDING, (config.vocab_size, hidden)),
-        TensorSpec(FINAL_NORM, (hidden,)),
-    ]
-    if not config.tie_embeddings:
-        specs.append(TensorSpec(HEAD, (config.vocab_size, hidden)))
+    specs = list(frame_specs(config))
     for index in range(config.num_layers):
         at = f"model.layers.{index}."
         specs += [
@@ -86,27 +75,7 @@ class LlamaLayer:
 
 
 def build(config: ModelConfig, weights: Weights) -> DecoderModel:
-    """Reads every tensor once, layer by layer."""
-    table = weights.table(EMBEDDING)
-    cos_sin = cos_sin_table(config.rope, weights.context_len, weights.device)
-    layers = [
-        LlamaLayer(config, weights, f"model.layers.{index}.", cos_sin)
-        for index in range(config.num_layers)
-    ]
-    head = weights.linear(EMBEDDING if config.tie_embeddings else HEAD)
-    parts = DecoderParts(
-        embedding=Embedding(table),
-        layers=layers,
-        final_norm=RmsNorm(weights.vector(FINAL_NORM), config.rms_norm_eps, weights.ops),
-        head=Head(head, config.vocab_size),
-    )
-    return DecoderModel(
-        config,
-        parts,
-        rows_max=weights.rows_max,
-        dtype=weights.dtype,
-        device=weights.device,
-    )
+    return build_decoder(config, weights, lambda at, table: LlamaLayer(config, weights, at, table))
 
 
 FAMILY = Family(
@@ -116,6 +85,8 @@ FAMILY = Family(
     config_from_hf=config_from_hf,
     tensor_specs=tensor_specs,
     build=build,
-    skips=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+    # The first is computed here; GGUF's divisors of frequencies go into the config.
+    skips=("model.layers.*.self_attn.rotary_emb.inv_freq", "rope_freqs.weight"),
+    gguf_names=LLAMA_GGUF_NAMES,
     has_gguf_permuted_qk=True,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +15,13 @@ from backend.config import EngineConfig, ModelConfig, Quantization
 from backend.errors import BadCheckpoint, SetupError, UnsafeFormat
 from backend.models.checkpoint import Checkpoint, CheckpointWeights, check_tensors
 from backend.models.family import Family
+from backend.models.gguf_checkpoint import GgufCheckpoint
+from backend.models.gguf_config import gguf_config
+from backend.models.gguf_config import unknown_keys as unknown_gguf_keys
+from backend.models.gguf_file import is_gguf, read_gguf
 from backend.models.hf_config import token_ids, unknown_keys
 from backend.models.interface import CausalModel
-from backend.models.registry import family_of_hf
+from backend.models.registry import family_of_gguf, family_of_hf
 from backend.models.safetensors_files import PICKLE_SUFFIXES, SafetensorsDirectory, read_json
 from kernels.dispatch import Ops, select
 
@@ -127,19 +132,38 @@ def _open(path: Path) -> _Source:
         raise UnsafeFormat(
             f"{path} may run code when it is read; only safetensors and GGUF are taken: convert it"
         )
-    raise BadCheckpoint(f"{path} is neither a model directory nor a GGUF file")
+    if not is_gguf(path):
+        raise BadCheckpoint(f"{path} is neither a model directory nor a GGUF file")
+    return _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> _Source:
+    file = read_gguf(path)
+    architecture = file.metadata.get("general.architecture")
+    with _blaming(path):
+        family = family_of_gguf(str(architecture))
+        config = gguf_config(file, family)
+    tokenizer = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    return _Source(
+        family=family,
+        config=config,
+        checkpoint=GgufCheckpoint(file, family, config),
+        tokenizer_source=TokenizerSource("gguf", path, tokenizer),
+        file_format="gguf",
+        ignored_config_keys=unknown_gguf_keys(file, family.gguf_architecture),
+    )
 
 
 def _open_directory(directory: Path) -> _Source:
     raw = read_json(directory / "config.json")
     _refuse_remote_code(directory, raw)
-    architectures = raw.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1:
-        raise BadCheckpoint(
-            f"{directory / 'config.json'}: architectures must name one, not {architectures!r}"
-        )
-    family = family_of_hf(architectures[0])
-    config = _with_generation_ends(directory, family.config_from_hf(raw))
+    with _blaming(directory / "config.json"):
+        architectures = raw.get("architectures")
+        if not isinstance(architectures, list) or len(architectures) != 1:
+            raise BadCheckpoint(f"architectures must name one, not {architectures!r}")
+        family = family_of_hf(architectures[0])
+        config = family.config_from_hf(raw)
+    config = _with_generation_ends(directory, config)
     return _Source(
         family=family,
         config=config,
@@ -148,6 +172,15 @@ def _open_directory(directory: Path) -> _Source:
         file_format="safetensors",
         ignored_config_keys=unknown_keys(raw),
     )
+
+
+@contextmanager
+def _blaming(file: Path) -> Iterator[None]:
+    """Readers of a config name the key; this puts the file before it."""
+    try:
+        yield
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{file}: {error}") from error
 
 
 def _refuse_remote_code(directory: Path, raw: Mapping[str, Any]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from backend.errors import BadCheckpoint
 from backend.models.family import Family
 from backend.models.llama import FAMILY as LLAMA
+from backend.models.qwen3 import FAMILY as QWEN3
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (LLAMA,)}
+FAMILIES: Mapping[str, Family] = {family.name: family for family in (LLAMA, QWEN3)}
 
 
 def family_of_hf(architecture: str) -> Family:
@@ -17,9 +18,7 @@ def family_of_hf(architecture: str) -> Family:
         if family.hf_architecture == architecture:
             return family
     known = ", ".join(sorted(family.hf_architecture for family in FAMILIES.values()))
-    raise BadCheckpoint(
-        f"config.json: architecture {architecture!r} is not supported; known: {known}"
-    )
+    raise BadCheckpoint(f"architecture {architecture!r} is not supported; known: {known}")
 
 
 def family_of_gguf(architecture: str) -> Family:
@@ -28,6 +27,4 @@ def family_of_gguf(architecture: str) -> Family:
         if family.gguf_architecture == architecture:
             return family
     known = ", ".join(sorted(family.gguf_architecture for family in FAMILIES.values()))
-    raise BadCheckpoint(
-        f"GGUF: general.architecture {architecture!r} is not supported; known: {known}"
-    )
+    raise BadCheckpoint(f"general.architecture {architecture!r} is not supported; known: {known}")

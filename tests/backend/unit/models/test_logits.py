@@ -35,6 +35,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-all-kv-heads": ("llama", {"num_key_value_heads": 4}),
     "llama-linear": ("llama", {"rope_parameters": LINEAR_ROPE}),
     "llama-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied-yarn": ("qwen3", {"tie_word_embeddings": True, "rope_parameters": YARN_ROPE}),
     "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
 }
 
