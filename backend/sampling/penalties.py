@@ -29,8 +29,10 @@ class TokenTables:
         self._counts: Tensor | None = None  # int32: times in the answer
         self._in_prompt: Tensor | None = None  # bool
         self._bias: Tensor | None = None  # float32
-        self._used: set[int] = set()
+        # Slots whose tokens are counted: the host's copy, and the device's.
         self._counted: set[int] = set()
+        self._is_counted = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self._used: set[int] = set()
 
     @property
     def is_counting(self) -> bool:
@@ -72,6 +74,7 @@ class TokenTables:
         if params.has_penalties:
             self._used.add(slot)
             self._counted.add(slot)
+            self._is_counted[slot] = True
             generated = self._ids(output_ids)
             self.counts[slot].scatter_add_(
                 0, generated, torch.ones_like(generated, dtype=torch.int32)
@@ -85,13 +88,14 @@ class TokenTables:
         for table in (self._counts, self._in_prompt, self._bias):
             if table is not None:
                 table[slot].zero_()
-        self._used.discard(slot)
+        self._is_counted[slot] = False
         self._counted.discard(slot)
+        self._used.discard(slot)
 
     def add(self, slots: Tensor, tokens: Tensor, num_tokens: Tensor) -> None:
-        """Counts the first `num_tokens[s]` of each row of tokens [S, n]; slot 0 stays empty."""
+        """Counts the first `num_tokens[s]` of each row of tokens [S, n], of slots with one."""
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        is_new = (place < num_tokens.unsqueeze(1)) & (slots > 0).unsqueeze(1)
+        is_new = (place < num_tokens.unsqueeze(1)) & self._is_counted[slots].unsqueeze(1)
         index = slots.unsqueeze(1) * self._vocab_size + tokens.clamp(0, self._vocab_size - 1)
         self.counts.view(-1).scatter_add_(0, index.view(-1), is_new.to(torch.int32).view(-1))
 
