@@ -117,7 +117,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()  # fixed extra headers from the policy file
     prices: tuple[PriceRow, ...] = ()  # the operator's own, before every other source
     tier: str = "standard"
-    usd_per_hour_nanos: int | None = None  # self-hosted
+    usd_per_hour_nanos: int | None = None  # self-hosted: what its machine costs an hour
+    machine: str = ""  # self-hosted: whose hour it is; endpoints of one machine share it
+    billing: str = ""  # self-hosted: "on_demand" | "owned"
+    tokens_per_hour_min: int = 0  # self-hosted: its average price assumes no fewer
     is_simulated: bool = False
     bills_from_first_token: bool = False  # an attempt that dies before it costs nothing
 
@@ -203,6 +206,27 @@ class EndpointStats(msgspec.Struct, frozen=True, kw_only=True):
     e2e_n: float = 0.0
 
 
+class MachineLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a self-hosted server said last of its own work (`GET /v1/load`)."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_prompt_tokens: int = 0
+    sequences_max: int = 0  # that run at once; 0 = not said
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    tokens_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    decode_step_s: tuple[tuple[int, float], ...] = ()  # (batch size, seconds), ascending
+    prefill_token_s: float = 0.0
+    in_flight: int = 0  # how many of them were ours then
+
+    @property
+    def cache_use(self) -> float:
+        """Share of the KV cache in use; 0 where there is none."""
+        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+
 class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """State that may not be a second old: read at the instant of the decision."""
 
@@ -216,6 +240,8 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_home: bool = False  # rendezvous home of this prefix, within its bounded load
     is_cooling: bool = False  # shut only because it asked for a pause (Retry-After)
     was_probed: bool = False  # lately, or its money for probes is spent for this hour
+    is_full: bool = False  # by its own account, or that account is too old to be believed
+    machine: MachineLoad | None = None  # self-hosted: its own account of its work
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +278,7 @@ class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
     cost_s: float  # λ · cost
     score_s: float  # J at the means
     drawn_score_s: float  # J at the Thompson draw
+    machine_s: float | None = None  # self-hosted: the cost is that of so many more busy seconds
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gateway.core import MachineLoad
+
 CAPACITY_START = 64.0
 CAPACITY_MIN = 1.0
 CAPACITY_MAX = 1024.0
@@ -42,7 +44,7 @@ class Capacity:
 
     __slots__ = (
         "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
-        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_telemetry", "limit",
+        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -52,7 +54,8 @@ class Capacity:
         self._cooling_until_s = -math.inf
         self._since_cut = 0
         self._slope = LoadSlope()
-        self._telemetry: tuple[float, float] | None = None  # (load, at)
+        self._told: MachineLoad | None = None  # its own account of its load …
+        self._told_at_s = -math.inf
         self._pushed_at_s = -math.inf  # when the last round of refusals was heard of
         self._survivors = 0  # requests that it left in flight
         self._ceiling: int | None = None
@@ -148,25 +151,54 @@ class Capacity:
         """Seconds until the endpoint asked to be called again."""
         return max(0.0, self._cooling_until_s - now_s)
 
-    def report(self, queue: float, cache_use: float, now_s: float) -> None:
-        """The endpoint's own account of its load: requests waiting, share of KV cache in use."""
-        self._telemetry = (max(queue / QUEUE_FULL, cache_use / CACHE_FULL), now_s)
+    def report(self, load: MachineLoad, now_s: float) -> None:
+        """The endpoint's own account of its load, with what was in flight of ours then."""
+        self._told, self._told_at_s = load, now_s
 
     @property
     def has_telemetry(self) -> bool:
-        return self._telemetry is not None
+        return self._told is not None
+
+    def told(self, now_s: float) -> MachineLoad | None:
+        """Its last account, until that is so old that it must have stopped giving one."""
+        if now_s - self._told_at_s > TELEMETRY_GONE_S:
+            self._told = None
+        return self._told
+
+    def is_full(self, now_s: float) -> bool:
+        """By its own account, or because that account is stale; False where it gives none."""
+        told = self.told(now_s)
+        is_stale = now_s - self._told_at_s > TELEMETRY_STALE_S
+        return told is not None and (is_stale or share_in_use(told) >= 1.0)
 
     def now(self, in_flight: int, now_s: float) -> float:
         """The limit that holds now: learned, or what the endpoint's own account leaves."""
-        if self._telemetry is None:
+        told = self.told(now_s)
+        if told is None:
             return self.limit
-        load, at_s = self._telemetry
-        if now_s - at_s > TELEMETRY_GONE_S:
-            self._telemetry = None
-            return self.limit
-        if now_s - at_s > TELEMETRY_STALE_S or load >= 1.0:
-            return min(self.limit, max(CAPACITY_MIN, float(in_flight)))
-        return min(self.limit, max(CAPACITY_MIN, (in_flight + 1.0) / max(load, 1e-3)))
+        # Full: no more than there are. Else what fitted then: counted from the number of now, a
+        # burst between two accounts would make room for itself.
+        places = float(in_flight) if self.is_full(now_s) else places_left(told) + told.in_flight
+        return min(self.limit, max(CAPACITY_MIN, places))
+
+
+def share_in_use(load: MachineLoad) -> float:
+    """1 = full: of its cache, or by those who wait (roofline, reliability A.2)."""
+    return max(load.num_waiting / QUEUE_FULL, load.cache_use / CACHE_FULL)
+
+
+def places_left(load: MachineLoad) -> float:
+    """Further requests until it would be full, if they are like those that run there."""
+    room = math.inf
+    if load.kv_blocks_used:
+        running = max(1, load.num_running or load.in_flight)
+        room = running * (CACHE_FULL / load.cache_use - 1.0)
+    if load.num_waiting:
+        room = min(room, QUEUE_FULL - load.num_waiting)
+    if load.sequences_max:
+        present = load.num_running + load.num_waiting
+        room = min(room, load.sequences_max + QUEUE_FULL - present)
+    return room
 
 
 class LoadSlope:

@@ -15,6 +15,7 @@ from gateway.core import (
     EndpointLive,
     FleetSnapshot,
     FleetView,
+    MachineLoad,
     PriceRow,
     RequestFacts,
     Rng,
@@ -305,11 +306,10 @@ class Fleet:
             is_capped=sample.is_length_capped,
         )
 
-    def report_load(self, endpoint_id: str, *, queue: float, cache_use: float) -> None:
-        """An endpoint's own account: requests waiting and share of KV cache in use."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
-            live.report_load(queue, cache_use, self._clock())
+    def report_load(self, endpoint_id: str, load: MachineLoad) -> None:
+        """An endpoint's own account of its work, queue and cache."""
+        if (live := self._by_id.get(endpoint_id)) is not None:
+            live.report_load(load, self._clock())
 
     # Showing and keeping
 

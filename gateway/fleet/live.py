@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.core import AttemptOutcome, Endpoint, EndpointLive, Rng
+from msgspec import structs
+
+from gateway.core import AttemptOutcome, Endpoint, EndpointLive, MachineLoad, Rng
 from gateway.errors import FAILURES
 from gateway.fleet.affinity import endpoint_seed
 from gateway.fleet.breaker import Breaker
@@ -114,6 +116,8 @@ class LiveEndpoint:
             is_home=is_home,
             is_cooling=state == "open" and self.breaker.is_closed,
             was_probed=was_probed,
+            is_full=self.capacity.is_full(now_s),
+            machine=self.capacity.told(now_s),
         )
         if is_calm:
             self.calm_view = built
@@ -135,8 +139,9 @@ class LiveEndpoint:
     def is_closed(self, now_s: float) -> bool:
         return self.calm_view is not None or self.shut(now_s)[0] == "closed"
 
-    def report_load(self, queue: float, cache_use: float, now_s: float) -> None:
-        self.capacity.report(queue, cache_use, now_s)
+    def report_load(self, load: MachineLoad, now_s: float) -> None:
+        sent = self.in_flight + self.promised
+        self.capacity.report(structs.replace(load, in_flight=sent), now_s)
         self.calm_view = None
 
     def may_send(self, now_s: float, *, in_panic: bool = False) -> bool:

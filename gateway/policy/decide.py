@@ -155,7 +155,8 @@ def _rank(
     by, order = preference.by, wants.order
     ranked = []
     for one, live, row, model_idx in found.eligible:
-        score = score_endpoint(stats_of.get(one.id, NOT_MEASURED), live, row, want)
+        stats, hour_nanos = stats_of.get(one.id, NOT_MEASURED), one.endpoint.usd_per_hour_nanos
+        score = score_endpoint(stats, live, row, want, hour_nanos)
         if by in _BALANCING:
             key = score.score_s
         elif by == "cheapest" or by == "price":

@@ -63,6 +63,8 @@ def _candidate(candidate: Candidate, chosen: ScoreTerms | None) -> dict[str, obj
             "cost_s": round(terms.cost_s, DIGITS),
             "score_s": round(terms.score_s, DIGITS),
             "drawn_score_s": round(terms.drawn_score_s, DIGITS),
+            # The cost is that of these seconds of a machine of one's own, not of tokens.
+            **({} if terms.machine_s is None else {"machine_s": round(terms.machine_s, DIGITS)}),
         }
     return shown
 

@@ -102,18 +102,32 @@ def filter_endpoints(
             elif live.breaker == "open":
                 found.open_breakers.append((one, live, row, model_idx))
                 reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
-            elif live.in_flight >= (batch_limit(live.capacity) if is_batch else live.capacity):
+            elif live.in_flight >= (_places_of_batch(live) if is_batch else live.capacity):
                 found.num_full += 1
                 found.free_in_s = 0.0
-                reason = (
-                    f"capacity: {live.in_flight} requests in flight, learned limit "
-                    f"{live.capacity:.1f}" + (", less a place kept free of batch" * is_batch)
-                )
+                reason = _capacity_reason(live, is_batch=is_batch)
             else:
                 found.eligible.append((one, live, row, model_idx))
                 continue
         found.excluded.append((one.id, reason))
     return found
+
+
+def _places_of_batch(live: EndpointLive) -> float:
+    return 0.0 if live.is_full else batch_limit(live.capacity)
+
+
+def _capacity_reason(live: EndpointLive, *, is_batch: bool) -> str:
+    load = live.machine
+    if not (is_batch and live.is_full):
+        return (
+            f"capacity: {live.in_flight} requests in flight, learned limit {live.capacity:.1f}"
+            + (", less a place kept free of batch" * is_batch)
+        )
+    said = "capacity: full by its own account, or silent of late, and batch work can wait"
+    if load is None:
+        return said
+    return f"{said} ({load.num_waiting} wait there, {load.cache_use:.0%} of its cache is in use)"
 
 
 def batch_limit(capacity: float) -> float:

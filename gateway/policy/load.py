@@ -25,6 +25,7 @@ from gateway.policy.resolve import Report, index_endpoint, resolve_endpoint, res
 from gateway.policy.routes import Route, compile_route, covers
 from gateway.policy.schema import PolicySpec, Unpriced
 from gateway.policy.secrets import find_secrets
+from gateway.policy.self_hosted import check_self_hosted
 from gateway.policy.units import nanos_of, parse_duration, picos_of
 from gateway.policy.yaml_guard import read_yaml
 
@@ -191,6 +192,8 @@ def _endpoints(
                 )
                 continue
             provider = spec.providers[endpoint_spec.provider]
+            if endpoint_spec.self_hosted is not None:
+                check_self_hosted(endpoint_spec.self_hosted, f"{here}.self_hosted", report)
             endpoint = resolve_endpoint(endpoint_spec, provider, settings)
             if endpoint.id in ids:
                 report(here, f"{endpoint.id} stands in this model twice; remove one")

@@ -21,7 +21,8 @@ from gateway.catalogue.lookup import (
 )
 from gateway.core import Endpoint, Network, PriceRow
 from gateway.policy.policy import Indexed, ProviderSettings, Timeouts
-from gateway.policy.schema import EndpointSpec, Price, Provider
+from gateway.policy.schema import EndpointSpec, Price, Provider, SelfHosted
+from gateway.policy.self_hosted import assumed_row, check_self_hosted, hour_nanos, machine_of
 from gateway.policy.units import nanos_of, parse_duration, picos_of
 from gateway.prices.rows import complete_row
 from gateway.wire.pieces import Dialect
@@ -67,6 +68,8 @@ def resolve_provider(
         if quirk not in QUIRKS:
             report(f"{at}.quirks", f"{quirk!r} is unknown; use {', '.join(sorted(QUIRKS))}")
     _check_headers(spec.headers, f"{at}.headers", report)
+    if spec.self_hosted is not None:
+        check_self_hosted(spec.self_hosted, f"{at}.self_hosted", report)
     own = spec.timeouts
     key_env = spec.key_env or ""
     if not key_env and known is not None and provider_defaults(base_url) is known:
@@ -101,7 +104,7 @@ def resolve_endpoint(
     entry = lookup(settings.known_as or settings.base_url, spec.model)
     tier = spec.tier or provider.tier
     endpoint_id = f"{settings.name}/{spec.model}" + ("" if tier == "standard" else f"#{tier}")
-    hosted = provider.self_hosted
+    hosted, machine = machine_of(spec, provider, (settings.name, endpoint_id))
     is_ours = hosted is not None or (known is not None and known.is_local)
     return Endpoint(
         id=endpoint_id,
@@ -130,9 +133,12 @@ def resolve_endpoint(
         network=settings.network,
         key_env=settings.key_env,
         headers=settings.headers,
-        prices=_prices(spec.price, provider, settings, known, endpoint_id),
+        prices=_prices(spec.price, hosted, settings, known, endpoint_id),
         tier=tier,
-        usd_per_hour_nanos=nanos_of(hosted.usd_per_hour) if hosted else None,
+        usd_per_hour_nanos=hour_nanos(hosted) if hosted else None,
+        machine=machine,
+        billing=hosted.billing if hosted else "",
+        tokens_per_hour_min=hosted.tokens_per_hour if hosted else 0,
         is_simulated=provider.simulated,
         bills_from_first_token=provider.bills_from == "first_token"
         or (provider.bills_from is None and provider.simulated),
@@ -183,7 +189,7 @@ def price_row(
 
 def _prices(
     price: Price | None,
-    provider: Provider,
+    hosted: SelfHosted | None,
     settings: ProviderSettings,
     known: ProviderDefaults | None,
     endpoint_id: str,
@@ -196,14 +202,7 @@ def _prices(
         else:
             writes = ((1, 1), (1, 1))
         return (price_row(price, f"policy:{endpoint_id}", writes),)
-    hosted = provider.self_hosted
-    if hosted is None:
-        return ()
-    picos = -(-nanos_of(hosted.usd_per_hour) * 1_000 // hosted.tokens_per_hour)
-    row = PriceRow(
-        source="self_hosted", price_id=f"assumed:{endpoint_id}", input=picos, output=picos
-    )
-    return (complete_row(row),)
+    return () if hosted is None else (assumed_row(hosted, endpoint_id),)
 
 
 def _known(name: str, spec: Provider) -> ProviderDefaults | None:

@@ -35,22 +35,34 @@ SurfaceName = Literal["chat", "completions", "responses", "embeddings", "message
 
 
 class SelfHosted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an own machine costs, so that its price a token can be worked out."""
+    """A machine of yours, paid by the hour. Requests are billed at its average price a token: its
+    hour over the tokens of the last ten minutes. They are routed by the price of the seconds that
+    one more request would keep it busy, if it serves `/v1/load`."""
 
     usd_per_hour: Annotated[
-        float, Meta(ge=0, le=100_000, description="Cost of the machine an hour.")
-    ]
+        Annotated[float, Meta(gt=0, le=100_000)] | None,
+        Meta(description="With on_demand: what the machine costs an hour."),
+    ] = None
     billing: Annotated[
-        Literal["on_demand", "reserved", "owned"],
+        Literal["on_demand", "owned"],
         Meta(
-            description="Whether the hour is saved when the machine idles (on_demand) or not. "
-            "Checked, but not acted on by this version."
+            description="on_demand: every hour is paid, usd_per_hour. owned: the machine is paid "
+            "for, only its electricity counts."
         ),
     ] = "on_demand"
+    watts: Annotated[
+        Annotated[float, Meta(gt=0, le=1_000_000)] | None,
+        Meta(description="With owned: what it draws at work."),
+    ] = None
+    usd_per_kwh: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(description="With owned: what electricity costs."),
+    ] = None
     tokens_per_hour: Annotated[
         Positive,
         Meta(
-            description="Tokens, prompt and answer together, assumed until measured on your load."
+            description="The average price assumes at least so many tokens, prompt and answer "
+            "together: it is the price until measured, and after a quiet time."
         ),
     ] = 1_000_000
 
@@ -196,6 +208,10 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="Its terms allow training on its answers. Left out: as the catalogue."),
     ] = None
     region: Annotated[str | None, Meta(description="Where it runs.")] = None
+    self_hosted: Annotated[
+        SelfHosted | None,
+        Meta(description="It has a machine of its own; instead of the provider's."),
+    ] = None
     tier: Annotated[Tier | None, Meta(description="Service tier asked for.")] = None
 
 

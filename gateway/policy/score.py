@@ -4,6 +4,8 @@ load = max(1, (in flight + 1) / capacity)
 T    = load · (TTFT(uncached prompt) + expected output / decode rate)
 C    = (uncached · input + cached · cached_read + output · output price) · waste
 J    = T + (1 − p)/p · time lost by a failure + λ · C
+
+On a self-hosted machine that tells its load, C is what the seconds cost that the request adds.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from gateway.core import (
     Rng,
     ScoreTerms,
 )
+from gateway.policy.marginal import added_seconds
+from gateway.policy.marginal import cost_nanos as marginal_nanos
 from gateway.prices.rows import bucket_picos
 from gateway.wire.pieces import Surface
 
@@ -55,6 +59,7 @@ class Expected:
     prompt_tokens: int
     output_tokens: float
     seconds_per_nano: float  # λ
+    others_tokens: float  # what an answer of others may still have before it
     is_whole: bool  # answered at once: no stream, end-to-end samples count
     has_output: bool
     num_choices: int
@@ -78,6 +83,7 @@ class Score(msgspec.Struct, gc=False):
     drawn_s: float
     time_p95_s: float
     is_end_to_end: bool
+    machine_s: float | None
 
 
 def expected_of(facts: RequestFacts, view: FleetView, seconds_per_nano: float) -> Expected:
@@ -89,6 +95,7 @@ def expected_of(facts: RequestFacts, view: FleetView, seconds_per_nano: float) -
         prompt_tokens=facts.prompt_tokens,
         output_tokens=output,
         seconds_per_nano=seconds_per_nano,
+        others_tokens=view.output_tokens_expected,
         is_whole=not facts.stream,
         has_output=has_output,
         num_choices=facts.num_choices,
@@ -96,9 +103,13 @@ def expected_of(facts: RequestFacts, view: FleetView, seconds_per_nano: float) -
 
 
 def score_endpoint(
-    stats: EndpointStats, live: EndpointLive, row: PriceRow, want: Expected
+    stats: EndpointStats,
+    live: EndpointLive,
+    row: PriceRow,
+    want: Expected,
+    hour_nanos: int | None = None,
 ) -> Score:
-    """J at the means. The drawn score starts equal to it."""
+    """J at the means. The drawn score starts equal to it. `hour_nanos`: of its own machine."""
     load = (live.in_flight + 1) / live.capacity if live.capacity > 0 else 1.0
     if load < 1.0:
         load = 1.0
@@ -125,11 +136,23 @@ def score_endpoint(
     if cached:
         picos += cached * bucket_picos(row, "cached_read")
     cost_nanos = int(picos * stats.waste / PICOS_PER_NANO) + row.request_nanos
+    machine_s = None
+    if hour_nanos is not None and live.machine is not None:
+        machine_s = added_seconds(
+            live,
+            prompt_tokens=uncached,
+            output_tokens=want.output_tokens,
+            others_tokens=want.others_tokens,
+            num_choices=want.num_choices,
+        )
+        if machine_s is not None:
+            machine_s *= stats.waste
+            cost_nanos = marginal_nanos(hour_nanos, machine_s)
     cost_s = want.seconds_per_nano * cost_nanos
     score_s = time_s + failure_s + cost_s
     return Score(
         stats, load, uncached, cached, ttft_s, decode_s, time_s, success, failure_s,
-        cost_nanos, cost_s, score_s, score_s, 0.0, is_end_to_end,
+        cost_nanos, cost_s, score_s, score_s, 0.0, is_end_to_end, machine_s,
     )  # fmt: skip
 
 
@@ -177,4 +200,5 @@ def frozen(score: Score) -> ScoreTerms:
         cost_s=score.cost_s,
         score_s=score.score_s,
         drawn_score_s=score.drawn_s,
+        machine_s=score.machine_s,
     )

@@ -1,7 +1,8 @@
 """The price book: an endpoint's rows at an instant, in the order of truth, remembered by window.
 
-Order: the operator's price in the policy → genai-prices at the request's time → unpriced. A price
-that the provider reports in its answer comes later still and belongs to the ledger's settlement.
+Order: the operator's price in the policy → of an own machine the average measured, else assumed →
+genai-prices at the request's time → unpriced. A price that the provider reports in its answer comes
+later still and belongs to the ledger's settlement.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gateway.prices.listed import ListPrices, Window
 from gateway.prices.rows import UNPRICED, complete_row
 
 WINDOWS_MAX = 4_096  # remembered (endpoint, window) pairs; more forget the oldest
+OPERATORS = "policy"  # the source of a price that the operator states
 RECHECK_S = 60.0  # an unknown model is looked up again at most once a minute
 
 # An own machine's measured price: (endpoint, Unix seconds) → rows, or () when not measured yet.
@@ -39,12 +41,15 @@ class PriceBook:
 
     def rows(self, endpoint: Endpoint, at_unix_s: float) -> tuple[PriceRow, ...]:
         """Every tier and context step valid then. Never empty: at least one `unpriced` row."""
+        stated = endpoint.prices
+        if stated and stated[0].source == OPERATORS:
+            return stated
         if self._live_rows is not None and endpoint.usd_per_hour_nanos is not None:
             live = self._live_rows(endpoint, at_unix_s)
             if live:
                 return live
-        if endpoint.prices:
-            return endpoint.prices
+        if stated:
+            return stated
         key = (endpoint.base_url, endpoint.model)
         window = self._windows.get(key)
         if window is None or not window.from_s <= at_unix_s < window.until_s:

@@ -93,6 +93,14 @@ def complete_row(
     return msgspec.structs.replace(row, **picos, free=tuple(sorted({*free, *row.free})))
 
 
+def average_row(cost_nanos: int, num_tokens: int, price_id: str) -> PriceRow:
+    """What a machine costs in some time, spread over its tokens then: in each bucket the same."""
+    picos = max(1, -(-cost_nanos * PICOS_PER_NANO // num_tokens))
+    return complete_row(
+        PriceRow(source="self_hosted", price_id=price_id, input=picos, output=picos)
+    )
+
+
 def pick_row(
     rows: Iterable[PriceRow], *, tier: str = STANDARD, context_tokens: int = 0
 ) -> PriceRow:

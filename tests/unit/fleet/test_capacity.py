@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from gateway.core import MachineLoad
 from gateway.fleet.capacity import PROBE_FIRST_S, RETRY_AFTER_MAX_S, Capacity
 
 
@@ -119,22 +120,58 @@ def test_slow_hour_at_an_even_load_is_not_congestion() -> None:
     assert capacity.limit == 64.0
 
 
+def told(**account: int) -> MachineLoad:
+    return MachineLoad(kv_blocks_total=100, **account)
+
+
 def test_own_account_of_a_full_endpoint_leaves_no_room() -> None:
     capacity = Capacity()
-    capacity.report(queue=0.0, cache_use=0.4, now_s=0.0)
-    assert capacity.now(7, 1.0) == pytest.approx(16.0)
-    capacity.report(queue=6.0, cache_use=0.1, now_s=1.0)
+    capacity.report(told(kv_blocks_used=40, in_flight=8, num_running=8), 0.0)
+    assert capacity.now(8, 1.0) == pytest.approx(16.0)
+    assert not capacity.is_full(1.0)
+    capacity.report(told(num_waiting=6, kv_blocks_used=10, in_flight=7), 1.0)
 
     assert capacity.now(7, 1.0) == 7.0
+    assert capacity.is_full(1.0)
+
+
+def test_burst_between_two_accounts_makes_no_room_for_itself() -> None:
+    capacity = Capacity()
+    capacity.report(told(kv_blocks_used=20, in_flight=4, num_running=4), 0.0)
+
+    assert [capacity.now(in_flight, 1.0) for in_flight in (4, 12, 16, 30)] == [16.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("account", "places"),
+    [
+        ({"num_waiting": 3, "num_running": 20, "in_flight": 23}, 25.0),  # two until five wait
+        ({"num_running": 20, "in_flight": 20, "sequences_max": 24}, 29.0),
+        # Others have most of it: room for as many as would fit beside them.
+        ({"num_running": 20, "in_flight": 2, "kv_blocks_used": 40}, 22.0),
+        ({"kv_blocks_used": 40, "in_flight": 4}, 8.0),  # it does not say how many run
+        ({"in_flight": 3}, 64.0),  # nothing in the way: what was learned
+    ],
+)
+def test_own_account_tells_how_many_would_just_not_be_full(
+    account: dict[str, int], places: float
+) -> None:
+    capacity = Capacity()
+    capacity.report(told(**account), 0.0)
+
+    assert capacity.now(account["in_flight"], 0.5) == pytest.approx(places)
 
 
 def test_stale_account_counts_as_full_and_a_vanished_one_no_more() -> None:
     capacity = Capacity()
-    capacity.report(queue=0.0, cache_use=0.1, now_s=0.0)
+    capacity.report(told(kv_blocks_used=10), 0.0)
 
+    assert not capacity.is_full(2.0)
+    assert capacity.is_full(2.5)
     assert capacity.now(3, 2.5) == 3.0
     assert capacity.now(0, 2.5) == 1.0
     assert capacity.now(3, 61.0) == 64.0
+    assert not capacity.is_full(61.0)
 
 
 def round_of_refusals(capacity: Capacity, fitted: int, refused: int, now_s: float) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 
-from gateway.core import Endpoint, FleetView, PriceRow
+from gateway.core import Endpoint, FleetView, MachineLoad, PriceRow
 from gateway.fleet.exploration import ExplorationLimits
 from gateway.fleet.fleet import EVENTS_MAX
 from tests.support.fleet_world import (
@@ -180,9 +181,27 @@ def test_overload_answers_are_failures_and_push_back_at_once() -> None:
 def test_endpoints_own_account_of_its_load_shows_in_the_next_view() -> None:
     _, fleet = world()
     fleet.view(facts(), IDS)
-    fleet.report_load("a/m", queue=10.0, cache_use=0.2)
+    load = MachineLoad(num_running=4, num_waiting=10, kv_blocks_total=100, kv_blocks_used=20)
+    fleet.started("a/m")
+    fleet.report_load("a/m", load)
+    fleet.report_load("no/such", load)
+    seen = fleet.view(facts(), IDS).live
 
-    assert fleet.view(facts(), IDS).live["a/m"].capacity == 1.0
+    assert (seen["a/m"].capacity, seen["a/m"].is_full) == (1.0, True)
+    assert seen["a/m"].machine == msgspec.structs.replace(load, in_flight=1)
+    assert (seen["b/m"].is_full, seen["b/m"].machine) == (False, None)
+
+
+def test_account_too_old_to_be_believed_is_kept_a_minute_and_then_forgotten() -> None:
+    clock, fleet = world()
+    fleet.report_load("a/m", MachineLoad(num_running=1))
+    assert not fleet.view(facts(), IDS).live["a/m"].is_full
+    clock.advance(2.1)
+    assert fleet.view(facts(), IDS).live["a/m"].is_full
+    clock.advance(58.0)
+
+    assert fleet.view(facts(), IDS).live["a/m"].machine is None
+    assert not fleet.view(facts(), IDS).live["a/m"].is_full
 
 
 def test_expected_length_is_that_of_key_model_and_tools() -> None:
