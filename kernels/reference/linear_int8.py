@@ -17,14 +17,19 @@ FBGEMM needs rows divided by their absmax and two columns more (+1 and -1 with z
 its scale still, which costs more small calls than it saves, and its tensor types are deprecated. So
 `_int_mm`, which wants only the plain weight, takes one row and small weights; oneDNN, which wants
 a packed copy, takes several rows of larger ones.
+
+On processors without VNNI both add pairs of products in 16 bits, which saturate: wrong, and not by
+a little. A probe finds that out; there weights go in two parts small enough to be exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.interface import Int8Weight
 
@@ -33,6 +38,7 @@ ZERO_POINT = 128  # of the unsigned activations that oneDNN takes
 PACKED_ELEMENTS_MIN = 800_000  # oneDNN is the faster one from here on, for several rows
 PLAIN_ELEMENTS_MAX = 4_000_000  # above, only the packed form is kept: memory before 20 % at one row
 ROWS_AT_ONCE = 4096  # bounds the float32 copy while a weight is quantized
+GPU_ROWS_MIN = 32  # torch._int_mm refuses 16 and fewer there
 
 # Added to a float32 of small magnitude, it leaves the nearest integer (halves to even) in the low
 # bits: one pass for division and rounding. NaN, of 0 / 0, leaves 0 there.
@@ -44,6 +50,17 @@ class _OneDnnWeight:
     prepacked: Tensor
     ones: Tensor  # [N] float32: oneDNN's own scale, so that the sums come out as they are
     zeros: Tensor  # [N] int64
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitWeight:
+    """qweight = 2 · high + low. Two products of a byte and -64..63 fit into 16 bits."""
+
+    high_low: Tensor  # [2 N, K] int8
+
+    @staticmethod
+    def of(qweight: Tensor) -> _SplitWeight:
+        return _SplitWeight(torch.cat((qweight >> 1, qweight & 1)))
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
@@ -64,18 +81,31 @@ def pack_int8(weight: Tensor) -> Int8Weight:
     Where only the packed form is kept, `qweight` has its shape and dtype on the meta device.
     """
     quantized = quantize_int8(weight)
-    num_elements = weight.numel()
-    if num_elements < PACKED_ELEMENTS_MIN or weight.device.type != "cpu":
+    qweight, scale = quantized.qweight, quantized.scale
+    if weight.device.type != "cpu":
+        return quantized
+    if not is_exact_on_cpu():
+        split = _SplitWeight.of(qweight)
+        return Int8Weight(qweight=qweight.to("meta"), scale=scale, packed=split)
+    if weight.numel() < PACKED_ELEMENTS_MIN:
         return quantized
     packed = _OneDnnWeight(
-        prepacked=torch.ops.onednn.qlinear_prepack(quantized.qweight, [1, weight.shape[1]]),
-        ones=torch.ones_like(quantized.scale),
+        prepacked=torch.ops.onednn.qlinear_prepack(qweight, [1, weight.shape[1]]),
+        ones=torch.ones_like(scale),
         zeros=torch.zeros(weight.shape[0], dtype=torch.int64),
     )
-    qweight = quantized.qweight
-    if num_elements > PLAIN_ELEMENTS_MAX:
+    if weight.numel() > PLAIN_ELEMENTS_MAX:
         qweight = qweight.to("meta")
-    return Int8Weight(qweight=qweight, scale=quantized.scale, packed=packed)
+    return Int8Weight(qweight=qweight, scale=scale, packed=packed)
+
+
+@cache
+def is_exact_on_cpu() -> bool:
+    """Whether this processor's int8 product holds the largest sums. Asked of it once."""
+    num_in = 64
+    largest = torch.full((GPU_ROWS_MIN, num_in), int(QMAX), dtype=torch.int8)
+    products = [torch._int_mm(largest[:rows], largest.t()) for rows in (1, GPU_ROWS_MIN)]
+    return all(bool((each == QMAX * QMAX * num_in).all()) for each in products)
 
 
 def linear_int8(
@@ -102,9 +132,8 @@ def linear_int8(
 
 def _sums(values: Tensor, row_scale: Tensor, weight: Int8Weight) -> Tensor:
     """Σ q · qweight as float32 [R, N]."""
-    packed = weight.packed if isinstance(weight.packed, _OneDnnWeight) else None
-    is_plain = not weight.qweight.is_meta
-    if packed is not None and (values.shape[0] > 1 or not is_plain):
+    qweight, packed = weight.qweight, weight.packed
+    if isinstance(packed, _OneDnnWeight) and (values.shape[0] > 1 or qweight.is_meta):
         quantized = _rounded(values, row_scale, ROUNDING + ZERO_POINT).to(torch.uint8)
         sums: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(quantized, 1.0, ZERO_POINT),
@@ -112,13 +141,26 @@ def _sums(values: Tensor, row_scale: Tensor, weight: Int8Weight) -> Tensor:
             *(1.0, 0, torch.float32, "none", [], ""),
         )
         return sums
-    if not is_plain:
+    quantized = _rounded(values, row_scale, ROUNDING).to(torch.int8)
+    if isinstance(packed, _SplitWeight):
+        return _split_sums(quantized, packed)
+    if qweight.is_meta:
         raise ValueError(
             "this weight is packed for another implementation; pack it with the pack_int8 of the "
             "Ops whose linear_int8 is called"
         )
-    quantized = _rounded(values, row_scale, ROUNDING).to(torch.int8)
-    return torch._int_mm(quantized, weight.qweight.t()).float()
+    if values.device.type != "cpu":
+        num_missing = max(0, GPU_ROWS_MIN - values.shape[0])
+        padded = functional.pad(quantized, (0, 0, 0, num_missing))
+        return torch._int_mm(padded, qweight.t())[: values.shape[0]].float()
+    if not is_exact_on_cpu():
+        return _split_sums(quantized, _SplitWeight.of(qweight))
+    return torch._int_mm(quantized, qweight.t()).float()
+
+
+def _split_sums(quantized: Tensor, split: _SplitWeight) -> Tensor:
+    high, low = torch._int_mm(quantized, split.high_low.t()).chunk(2, dim=1)
+    return (high * 2 + low).float()
 
 
 def _rounded(values: Tensor, row_scale: Tensor, rounding: float) -> Tensor:
