@@ -106,7 +106,7 @@ class Committer:
         """Force the journal to disk within `sync_interval_s` of a write, until stopped."""
         loop = asyncio.get_running_loop()
         synced = Position(0, 0)
-        while True:
+        while not self._is_stopping:  # a round under way clears the event that `stop` has set
             await self._unsynced.wait()
             if self._is_stopping:
                 return
@@ -125,7 +125,7 @@ class Committer:
     async def run_commits(self) -> None:
         """Bring SQL after the journal, in groups, until stopped; an outage is waited out."""
         retry_s = RETRY_S_MIN
-        while True:
+        while not self._is_stopping:
             await self._unapplied.wait()
             if self._is_stopping:
                 return

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BudgetExhausted, LedgerUnavailable, SetupError
+from gateway.ledger.ledger import STOP_WAIT_S
 from gateway.ledger.options import LedgerOptions
 from gateway.ledger.verify import verify
 from gateway.wire.usage import Usage
@@ -316,6 +317,28 @@ async def test_background_tasks_book_without_being_asked(tmp_path: Path) -> None
 
         assert (await attempt_rows(at.store))["a1"].state == "settled"
         await ledger.close()
+
+
+async def test_close_in_the_middle_of_a_commit_does_not_wait_out_its_patience(
+    tmp_path: Path,
+) -> None:
+    closing: list[asyncio.Task[None]] = []
+
+    def at_point(name: str) -> None:
+        if name == "before_settle_commit" and not closing:
+            closing.append(asyncio.get_running_loop().create_task(ledger.close()))
+
+    async with bench(tmp_path) as at:
+        ledger = at.ledger(runs_in_background=True, at_point=at_point)
+        await ledger.start()
+        ledger.settle(await ledger.reserve(request_of("a1", CENT)), cost_of(CENT))
+        async with asyncio.timeout(5):
+            while not closing:
+                await asyncio.sleep(0.001)
+        async with asyncio.timeout(STOP_WAIT_S / 2):
+            await closing[0]
+
+        assert (await attempt_rows(at.store))["a1"].state == "settled"
 
 
 async def test_records_over_many_files_are_booked_and_the_files_deleted(tmp_path: Path) -> None:
