@@ -319,19 +319,19 @@ async def test_background_tasks_book_without_being_asked(tmp_path: Path) -> None
         await ledger.close()
 
 
-async def test_close_in_the_middle_of_a_commit_does_not_wait_out_its_patience(
-    tmp_path: Path,
-) -> None:
+async def test_close_in_the_middle_of_a_commit_ends_at_once(tmp_path: Path) -> None:
     closing: list[asyncio.Task[None]] = []
+    is_due = asyncio.Event()
 
     def at_point(name: str) -> None:
-        if name == "before_settle_commit" and not closing:
+        if name == "before_settle_commit" and is_due.is_set() and not closing:
             closing.append(asyncio.get_running_loop().create_task(ledger.close()))
 
     async with bench(tmp_path) as at:
         ledger = at.ledger(runs_in_background=True, at_point=at_point)
         await ledger.start()
         ledger.settle(await ledger.reserve(request_of("a1", CENT)), cost_of(CENT))
+        is_due.set()
         async with asyncio.timeout(5):
             while not closing:
                 await asyncio.sleep(0.001)
