@@ -28,6 +28,7 @@ from gateway.policy.explain import explain, explain_in_header
 from gateway.policy.facts import describe
 from gateway.policy.filter import CAPACITY_RULES
 from gateway.policy.load import Policy
+from gateway.prices.machine_meter import MachineMeter
 from gateway.relay.admission import Admission, Turn
 from gateway.relay.dispatch import Relay
 from gateway.relay.job import ClientSink, RelayJob
@@ -90,6 +91,7 @@ class Gateway:
     tracing: Tracing | None = None
     is_draining: bool = False
     is_ready: bool = False
+    meter: MachineMeter = field(default_factory=lambda: MachineMeter(began_s=0.0))
     overhead_s: dict[str, float] = field(default_factory=dict)
     claims: set[str] = field(default_factory=set)  # of Idempotency-Keys, by request id
 
@@ -200,6 +202,7 @@ async def _relay(
     ticket.settle(result.tokens_total)
     gateway.metrics.observe_attempts(result.outcomes)
     gateway.metrics.observe_costs(result.bills)
+    gateway.meter.observe(job.policy.endpoints, result.outcomes, gateway.wall_clock())
     if result.error is not None:
         if not client.is_started:
             raise result.error

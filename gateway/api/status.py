@@ -35,6 +35,7 @@ class EndpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     capacity: int
     price_text: str
+    machine_text: str  # of a self-hosted one: what its hour costs and what it does now
     spend_usd: str
     measured: dict[str, Any]
 
@@ -126,6 +127,7 @@ def endpoint_status(
         in_flight=int(str(measured["in_flight"])),
         capacity=int(float(str(measured["capacity"]))),
         price_text=price_text(snapshot, endpoint),
+        machine_text=machine_text(endpoint, measured["machine"]),
         spend_usd=spend_usd,
         measured=measured,
     )
@@ -149,6 +151,21 @@ def price_text(snapshot: FleetSnapshot, endpoint: Endpoint) -> str:
     if not rows or not rows[0].is_priced:
         return "unpriced"
     return f"{dollars_per_million(rows[0].input)} · {dollars_per_million(rows[0].output)}"
+
+
+def machine_text(endpoint: Endpoint, told: object) -> str:
+    """`own machine, $2.10 an hour · 3 running, 1 waiting, cache 40 %, 85 tok/s`, as it said last."""
+    if endpoint.usd_per_hour_nanos is None:
+        return ""
+    what = "electricity" if endpoint.billing == "owned" else "on demand"
+    text = f"own machine, ${dollars(endpoint.usd_per_hour_nanos)} an hour ({what})"
+    if not isinstance(told, dict):
+        return f"{text} · does not tell its load"
+    state = ", full" if told["is_full"] else ""
+    return (
+        f"{text} · {told['num_running']} running, {told['num_waiting']} waiting, "
+        f"cache {told['cache_use']:.0%}, {told['tokens_per_s']:,.0f} tok/s{state}"
+    )
 
 
 def recent_row(row: RequestRow) -> dict[str, Any]:

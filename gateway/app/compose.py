@@ -15,6 +15,7 @@ import structlog
 
 from gateway.app.crash import kill_point
 from gateway.app.housekeeping import Housekeeping, exploration_limits
+from gateway.app.load_polling import LoadPoller
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
 from gateway.errors import PolicyError, SetupError
 from gateway.fleet.fleet import Fleet
@@ -27,6 +28,7 @@ from gateway.measure.tracing import Tracing
 from gateway.pipeline import Gateway
 from gateway.policy.load import Policy, load_policy
 from gateway.prices.book import PriceBook
+from gateway.prices.machine_meter import MachineMeter
 from gateway.providers.httpx_transport import HttpxTransport
 from gateway.providers.registry import ADAPTERS
 from gateway.relay.admission import Admission
@@ -109,7 +111,8 @@ async def running_gateway(
         redis = open_redis(settings.redis_url) if settings.redis_url else None
         if redis is not None:
             stack.push_async_callback(redis.aclose)
-        book = PriceBook(unpriced_cap_picos=source.current.unpriced_cap_picos)
+        meter = MachineMeter(began_s=wall_clock())
+        book = PriceBook(unpriced_cap_picos=source.current.unpriced_cap_picos, live_rows=meter.rows)
         fleet = _fleet(source.current, book, clock=clock, wall_clock=wall_clock)
         ledger = Ledger(
             store,
@@ -144,6 +147,7 @@ async def running_gateway(
             limits=limits,
             ledger=ledger,
             fleet=fleet,
+            meter=meter,
             relay=relay,
             admission=Admission(source.current.limits.requests_in_flight_max),
             metrics=metrics,
@@ -158,7 +162,7 @@ async def running_gateway(
             new_request_id=lambda: new_id("req"),
             allowed_hosts=hosts or frozenset(settings.allowed_hosts),
         )
-        housekeeping = Housekeeping(gateway, source, book)
+        housekeeping = Housekeeping(gateway, source, book, LoadPoller(gateway, transport))
         await housekeeping.restore()
         await housekeeping.keep_policy(source.current)
         stack.push_async_callback(housekeeping.stop)

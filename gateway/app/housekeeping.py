@@ -9,6 +9,7 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.app.load_polling import LoadPoller
 from gateway.app.policy_source import PolicySource, StorePolicySource
 from gateway.fleet.events import FleetEvent
 from gateway.fleet.exploration import ExplorationLimits
@@ -36,8 +37,11 @@ FLEET_STATE_KEY = "fleet"
 class Housekeeping:
     """Owns the background tasks; each logs its failure and goes on."""
 
-    def __init__(self, gateway: Gateway, source: PolicySource, book: PriceBook) -> None:
+    def __init__(
+        self, gateway: Gateway, source: PolicySource, book: PriceBook, poller: LoadPoller
+    ) -> None:
         self._gateway = gateway
+        self._poller = poller
         self._book = book
         self._source = source
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,6 +67,7 @@ class Housekeeping:
             asyncio.create_task(gateway.recorder.run()),
             asyncio.create_task(gateway.limits.run()),
             asyncio.create_task(self._follow_policy()),
+            asyncio.create_task(self._poller.run()),
             asyncio.create_task(self._every(STATE_EVERY_S, self._save_state)),
             asyncio.create_task(self._every(EVENTS_EVERY_S, self._note_events)),
             asyncio.create_task(self._every(PURGE_EVERY_S, self._purge)),

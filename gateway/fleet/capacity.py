@@ -161,14 +161,18 @@ class Capacity:
 
     def told(self, now_s: float) -> MachineLoad | None:
         """Its last account, until that is so old that it must have stopped giving one."""
-        if now_s - self._told_at_s > TELEMETRY_GONE_S:
+        if self.told_s_ago(now_s) > TELEMETRY_GONE_S:
             self._told = None
         return self._told
+
+    def told_s_ago(self, now_s: float) -> float:
+        """Age of that account in seconds."""
+        return now_s - self._told_at_s
 
     def is_full(self, now_s: float) -> bool:
         """By its own account, or because that account is stale; False where it gives none."""
         told = self.told(now_s)
-        is_stale = now_s - self._told_at_s > TELEMETRY_STALE_S
+        is_stale = self.told_s_ago(now_s) > TELEMETRY_STALE_S
         return told is not None and (is_stale or share_in_use(told) >= 1.0)
 
     def now(self, in_flight: int, now_s: float) -> float:

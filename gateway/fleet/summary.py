@@ -42,6 +42,25 @@ def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, o
         "num_pushed_back": live.num_rate_limited.last(SHARE_MINUTES, now_s),
         "hides_reasoning": estimator.hides_reasoning,
         "refused_rates": {why.value: num for why, num in estimator.num_refused_rates.items()},
+        "machine": _machine(live, now_s),
+    }
+
+
+def _machine(live: LiveEndpoint, now_s: float) -> dict[str, object] | None:
+    """A self-hosted server's own account; None where it gave none in the last minute."""
+    told = live.capacity.told(now_s)
+    if told is None:
+        return None
+    return {
+        "age_s": live.capacity.told_s_ago(now_s),
+        "is_full": live.capacity.is_full(now_s),
+        "num_running": told.num_running,
+        "num_waiting": told.num_waiting,
+        "cache_use": told.cache_use,
+        "tokens_per_s": told.tokens_per_s,
+        "prompt_tokens_per_s": told.prompt_tokens_per_s,
+        "decode_step_s": {str(size): seconds for size, seconds in told.decode_step_s},
+        "prefill_token_s": told.prefill_token_s,
     }
 
 

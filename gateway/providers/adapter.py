@@ -128,7 +128,13 @@ def common_headers(call: Call, *, is_stream: bool) -> list[tuple[bytes, bytes]]:
     ]
     if call.attempt_id:
         headers.append((b"x-client-request-id", call.attempt_id.encode("ascii")))
-    for name, value in call.endpoint.headers:
-        if name.lower() not in _RESERVED_HEADERS:
-            headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
-    return headers
+    return headers + policy_headers(call.endpoint)
+
+
+def policy_headers(endpoint: Endpoint) -> list[tuple[bytes, bytes]]:
+    """The policy's fixed headers for this endpoint's provider, but for those that are ours."""
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in endpoint.headers
+        if name.lower() not in _RESERVED_HEADERS
+    ]

@@ -57,6 +57,8 @@ function show(status) {
     put(row.querySelector(".rate"), endpoint.rate_text);
     put(row.querySelector(".success"), endpoint.success_text);
     put(row.querySelector(".in-flight"), `${endpoint.in_flight} / ${endpoint.capacity}`);
+    put(row.querySelector(".price"), endpoint.price_text);
+    put(row.querySelector(".machine"), endpoint.machine_text);
     put(row.querySelector(".spend"), `$${endpoint.spend_usd}`);
   }
   drawBars();

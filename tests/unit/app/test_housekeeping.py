@@ -8,8 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.app.housekeeping import REQUESTS_KEEP_S, Housekeeping
+from gateway.app.load_polling import LoadPoller
 from gateway.app.policy_source import FilePolicySource
 from gateway.prices.book import PriceBook
+from gateway.providers.httpx_transport import HttpxTransport
 from gateway.store.requests import PURGE_ROWS_MAX, RequestRow, insert_requests
 from gateway.store.tables import requests
 from tests.support.edge_world import edge
@@ -33,7 +35,8 @@ async def test_old_requests_go_however_many_there_are(tmp_path: Path) -> None:
         async with gateway.store.begin() as connection:
             await insert_requests(connection, [*rows, fresh])
         source = FilePolicySource(tmp_path / "policy.yaml", gateway.settings.environ)
-        await Housekeeping(gateway, source, PriceBook())._purge()
+        poller = LoadPoller(gateway, HttpxTransport())
+        await Housekeeping(gateway, source, PriceBook(), poller)._purge()
         async with gateway.store.read() as connection:
             left = list((await connection.execute(sa.select(requests.c.id))).scalars())
 
