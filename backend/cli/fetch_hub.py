@@ -20,7 +20,6 @@ CONNECT_S = 10.0
 READ_S = 30.0
 TRIES = 3
 PAUSE_S = 1.0
-CHUNK_BYTES = 1024 * 1024
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 
 _TEXT_FILES = frozenset({
@@ -195,7 +194,7 @@ class Hub:
             if answer.status_code == 200:
                 size = 0  # it sends the whole file
             with part.open("ab" if size else "wb") as output:
-                for chunk in answer.iter_bytes(CHUNK_BYTES):
+                for chunk in answer.iter_raw():
                     output.write(chunk)
                     size += len(chunk)
                     if size > file.size_bytes:

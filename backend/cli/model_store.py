@@ -130,10 +130,10 @@ class ModelStore:
     def choose(self, text: str) -> ModelChoice:
         """A fetched name, a model folder or a .gguf file. Raises SetupError for none of them."""
         stored = self.find(text)
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))
         if stored is not None and not _is_path(text):
             return ModelChoice(stored.path, stored.record.served_name)
-        if path.exists():
+        if text and os.path.exists(path):
             return ModelChoice(path.absolute(), _served_name(path.absolute()))
         names = ", ".join(each.record.name for each in self.all()) or "none"
         raise SetupError(
