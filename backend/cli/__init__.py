@@ -6,6 +6,7 @@ import sys
 
 import rich_click as click
 
+from backend.cli.bench import bench
 from backend.cli.models import models
 from backend.cli.own_packages import check_own_packages
 from backend.cli.serve import serve
@@ -25,7 +26,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, models):
+for command in (serve, models, bench):
     cli.add_command(command)
 
 

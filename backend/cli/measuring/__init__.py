@@ -1,0 +1,1 @@
+"""Measuring a server from outside: prompts, load, stamps at the socket, statistics, reports."""
