@@ -154,7 +154,7 @@ def price_text(snapshot: FleetSnapshot, endpoint: Endpoint) -> str:
 
 
 def machine_text(endpoint: Endpoint, told: object) -> str:
-    """`own machine, $2.10 an hour · 3 running, 1 waiting, cache 40 %, 85 tok/s`, as it said last."""
+    """`own machine, $2.10 an hour (on demand) · 3 running, …`: what its last account said."""
     if endpoint.usd_per_hour_nanos is None:
         return ""
     what = "electricity" if endpoint.billing == "owned" else "on demand"

@@ -106,14 +106,14 @@ class Committer:
         """Force the journal to disk within `sync_interval_s` of a write, until stopped."""
         loop = asyncio.get_running_loop()
         synced = Position(0, 0)
-        while not self._is_stopping:  # a round under way clears the event that `stop` has set
+        while True:
             await self._unsynced.wait()
             if self._is_stopping:
                 return
             await asyncio.sleep(self._options.sync_interval_s)
             position = self.writer.position
             if position == synced:
-                self._unsynced.clear()
+                self._rest(self._unsynced)
                 continue
             try:
                 await loop.run_in_executor(self._thread, self.writer.sync)
@@ -125,7 +125,7 @@ class Committer:
     async def run_commits(self) -> None:
         """Bring SQL after the journal, in groups, until stopped; an outage is waited out."""
         retry_s = RETRY_S_MIN
-        while not self._is_stopping:
+        while True:
             await self._unapplied.wait()
             if self._is_stopping:
                 return
@@ -145,6 +145,11 @@ class Committer:
                 await asyncio.sleep(retry_s)
                 retry_s = min(RETRY_S_MAX, 2 * retry_s)
 
+    def _rest(self, event: asyncio.Event) -> None:
+        """Nothing to do until the next record; once stopped, the event is what ends its loop."""
+        if not self._is_stopping:
+            event.clear()
+
     async def _group(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.commit_interval_s):
@@ -157,7 +162,7 @@ class Committer:
             if self.applied >= target:
                 self._num_unapplied = 0
                 if not self._kept:
-                    self._unapplied.clear()
+                    self._rest(self._unapplied)
                 self._many.clear()
                 return False
             before = self.applied
