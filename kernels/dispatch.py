@@ -16,11 +16,17 @@ from torch import Tensor
 
 from kernels import interface, specs
 from kernels.interface import Int8Weight
+from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
 from kernels.reference.linear_int8 import linear_int8, pack_int8
+from kernels.reference.moe_matmul import moe_matmul
 from kernels.reference.paged_attention import paged_attention
+from kernels.reference.residual_pick import residual_pick
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_kv_write import rope_kv_write
+from kernels.reference.row_stats import row_stats
+from kernels.reference.sample import sample
+from kernels.reference.verify_rejection import verify_rejection
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "triton")
 # A module of these has `load() -> Mapping[str, Callable] | None`: op names, and `pack_int8` beside
@@ -33,6 +39,12 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
     "gated_mul": gated_mul,
     "linear_int8": linear_int8,
+    "row_stats": row_stats,
+    "sample": sample,
+    "verify_rejection": verify_rejection,
+    "residual_pick": residual_pick,
+    "moe_matmul": moe_matmul,
+    "gated_delta": gated_delta,
 }
 
 
@@ -45,6 +57,12 @@ class Ops:
     paged_attention: interface.PagedAttention
     gated_mul: interface.GatedMul
     linear_int8: interface.LinearInt8
+    row_stats: interface.RowStats
+    sample: interface.Sample
+    verify_rejection: interface.VerifyRejection
+    residual_pick: interface.ResidualPick
+    moe_matmul: interface.MoeMatmul
+    gated_delta: interface.GatedDelta
     pack_int8: Callable[[Tensor], Int8Weight]
     names: Mapping[str, str]
 
