@@ -104,7 +104,7 @@ class Job:
                 return
             if not reports:
                 what = "end" if has_begun else "first token"
-                raise RequestTimedOut(f"no {what} within {limit_s:.0f} s; it was cancelled")
+                raise RequestTimedOut(f"no {what} within {limit_s:g} s; it was cancelled")
             for report in reports:
                 if isinstance(report, Refused):
                     self._unfinished.discard(report.request_id)
