@@ -16,7 +16,7 @@ def rms_norm(
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(normed, sum): sum = x + residual in x's dtype, normed = sum / rms(sum) · weight.
+    """Both [R, H]: normed = sum / rms(sum) · weight, and sum = x + residual in x's dtype.
 
     Without `residual` the sum is x itself. The mean is taken in float32 of the sum as it is stored.
     `is_zero_centred`: the weight is held as its distance from 1 (Gemma). `residual_out` may be
