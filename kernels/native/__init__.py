@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kernels.native import build
+from kernels.native.attention import AttentionKernels
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
+from kernels.native.rows import RowKernels
 
 _log = logging.getLogger(__name__)
 _loaded: dict[Path, Library] = {}
@@ -35,8 +37,19 @@ def load(
     except OSError as error:
         _log.warning("native kernels are not used: the library does not load: %s", error)
         return None
-    int8 = Int8Kernels(library)
-    return {"linear_int8": int8.linear_int8, "pack_int8": int8.pack_int8}
+    return _ops(library)
+
+
+def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
+    int8, rows, attention = Int8Kernels(library), RowKernels(library), AttentionKernels(library)
+    return {
+        "rms_norm": rows.rms_norm,
+        "rope_kv_write": attention.rope_kv_write,
+        "paged_attention": attention.paged_attention,
+        "gated_mul": rows.gated_mul,
+        "linear_int8": int8.linear_int8,
+        "pack_int8": int8.pack_int8,
+    }
 
 
 def _library(path: Path) -> Library:

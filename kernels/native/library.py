@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1}
 
 Function = Callable[..., Any]
 
+# Ops take one packed struct each: a bytes object costs a third of as many arguments in ctypes.
+_OP = (c_int32, (c_char_p,))
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lr_set_num_threads": (c_int32, (c_int32,)),
     "lr_num_threads": (c_int32, ()),
     "lr_int8_panel": (c_int32, ()),
     "lr_pack_int8": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
-    "lr_linear_int8": (
-        c_int32,
-        (c_void_p, c_void_p, c_int64, c_int32, c_int64, c_void_p, c_void_p, c_int64, c_int32),
-    ),
+    "lr_linear_int8": _OP,
+    "lr_rms_norm": _OP,
+    "lr_gated_mul": _OP,
+    "lr_rope_kv_write": _OP,
+    "lr_paged_attention": _OP,
 }
 
 
@@ -44,6 +47,11 @@ class Library:
 
     def long(self, name: str) -> Function:
         return _typed(self._long, name)
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy in one piece. Cheaper than torch's own when there is nothing to do."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def kind_of(tensor: Tensor) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
 from kernels.interface import Int8Weight
-from kernels.native.library import Function, Library, kind_of
+from kernels.native.library import Function, Library, contiguous, kind_of
 from kernels.reference.linear_int8 import quantize_int8
 
 ROWS_QUANTIZED_AT_ONCE = 4096  # bounds the float32 copy while a weight is packed
 BRIEF_PRODUCTS_MAX = 3_000_000  # some 100 us
+_CALL = struct.Struct("@4Q3q2i").pack  # lr::Int8Call
 
 
 class _Int8Struct(ctypes.Structure):
@@ -98,30 +100,26 @@ class Int8Kernels:
                 f"x {list(x.shape)} with a weight [{packed.n}, {packed.k}] does not give "
                 f"{list(out.shape)}"
             )
-        x_stride, x_step = x.stride()
-        out_stride, out_step = out.stride()
-        if x_step != 1 and k > 1:
-            x = x.contiguous()
-            x_stride = k
-        if out_step != 1 and packed.n > 1:
-            return out.copy_(self.linear_int8(x, weight, bias=bias))
-        bias_address = None
+        bias_address = 0
         if bias is not None:
-            bias = bias.float().contiguous()
+            bias = contiguous(bias.float())
             bias_address = bias.data_ptr()
-        function = self._brief if rows <= packed.brief_rows_max else self._long
-        failed = function(
-            packed.address,
-            x.data_ptr(),
-            x_stride,
-            kind_of(x),
-            rows,
-            bias_address,
-            out.data_ptr(),
-            out_stride,
-            kind_of(out),
+        x_stride, out_stride = k, packed.n
+        if not x.is_contiguous():
+            x_stride, x_step = x.stride()
+            if x_step != 1:
+                x, x_stride = x.contiguous(), k
+        if not out.is_contiguous():
+            out_stride, out_step = out.stride()
+            if out_step != 1:
+                return out.copy_(self.linear_int8(x, weight, bias=bias))
+        run = self._brief if rows <= packed.brief_rows_max else self._long
+        call = _CALL(
+            *(packed.address, x.data_ptr(), bias_address, out.data_ptr()),
+            *(rows, x_stride, out_stride),
+            *(kind_of(x), kind_of(out)),
         )
-        if failed:
+        if run(call):
             raise MemoryError(f"no memory for {rows} quantized rows of {k}")
         return out
 

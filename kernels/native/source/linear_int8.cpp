@@ -228,26 +228,34 @@ extern "C" LR_EXPORT void lr_pack_int8(const int8_t* w, int64_t stride, int64_t 
   });
 }
 
-// x [rows, k] → out [rows, n]. Kinds are lr::Kind; strides are elements. 0, or 1 without memory.
-extern "C" LR_EXPORT int32_t lr_linear_int8(const Int8Weight* weight, const void* x, int64_t x_stride,
-                                  int32_t x_kind, int64_t rows, const float* bias, void* out,
-                                  int64_t out_stride, int32_t out_kind) {
-  int64_t k = weight->k, padded = padded_to(k, 4);
-  auto* quantized_rows = (int8_t*)scratch(kQuantized, rows * padded);
+// As Python packs it. Kinds are lr::Kind, strides count elements.
+struct Int8Call {
+  const Int8Weight* weight;
+  const void* x;  // [rows, k]
+  const float* bias;  // [n] or null
+  void* out;  // [rows, n]
+  int64_t rows, x_stride, out_stride;
+  int32_t x_kind, out_kind;
+};
+
+// 0, or 1 without memory.
+extern "C" LR_EXPORT int32_t lr_linear_int8(const Int8Call* given) {
+  const Int8Weight& weight = *given->weight;
+  int64_t rows = given->rows, k = weight.k, padded = padded_to(k, 4);
+  auto* x = (int8_t*)scratch(kQuantized, rows * padded);
   auto* scales = (float*)scratch(kRowScales, rows * (int64_t)sizeof(float));
-  if (quantized_rows == nullptr || scales == nullptr) return 1;
-  if (x_kind == kBFloat16)
-    quantize_rows((const BFloat16*)x, x_stride, rows, k, quantized_rows, scales);
+  if (x == nullptr || scales == nullptr) return 1;
+  if (given->x_kind == kBFloat16)
+    quantize_rows((const BFloat16*)given->x, given->x_stride, rows, k, x, scales);
   else
-    quantize_rows((const float*)x, x_stride, rows, k, quantized_rows, scales);
-  Call call{weight, quantized_rows, scales, padded, bias, out, out_stride, rows};
-  int64_t panels = (weight->n + kPanel - 1) / kPanel;
-  int64_t per_panel = k * kPanel * (rows < 4 ? 4 : rows);
-  int64_t grain = kMacsPerRange / per_panel + 1;
+    quantize_rows((const float*)given->x, given->x_stride, rows, k, x, scales);
+  Call call{&weight, x, scales, padded, given->bias, given->out, given->out_stride, rows};
+  int64_t panels = (weight.n + kPanel - 1) / kPanel;
+  int64_t grain = kMacsPerRange / (k * kPanel * (rows < 4 ? 4 : rows)) + 1;
   int64_t fair = panels / (num_threads() * 4);
   if (fair > grain) grain = fair;
   parallel_ranges(panels, grain, [&](int64_t begin, int64_t end) {
-    if (out_kind == kBFloat16)
+    if (given->out_kind == kBFloat16)
       run_panels<BFloat16>(call, begin, end);
     else
       run_panels<float>(call, begin, end);

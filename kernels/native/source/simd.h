@@ -45,7 +45,7 @@ LR_INLINE void store(void* to, Vector value) {
   std::memcpy(to, &value, sizeof(Vector));
 }
 
-LR_INLINE Floats splat(float value) { return Floats{} + value; }
+LR_INLINE Floats splat(float value) { return value - Floats{}; }  // x - 0 is x, also for -0
 LR_INLINE Words splat(uint32_t value) { return Words{} + value; }
 LR_INLINE Ints splat(int32_t value) { return Ints{} + value; }
 
@@ -91,20 +91,28 @@ LR_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 
 // Halving tree: the order depends on the lane only.
 LR_INLINE float sum_of(Floats value) {
+#if defined(LR_AVX512)
+  return _mm512_reduce_add_ps((__m512)value);
+#else
   float lanes[kLanes];
   store(lanes, value);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+#endif
 }
 
 LR_INLINE float max_of(Floats value) {
+#if defined(LR_AVX512)
+  return _mm512_reduce_max_ps((__m512)value);
+#else
   float lanes[kLanes];
   store(lanes, value);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i)
       lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
 
 LR_INLINE int32_t max_of(Ints value) {
