@@ -169,40 +169,39 @@ class Capacity:
         """Age of that account in seconds."""
         return now_s - self._told_at_s
 
-    def is_full(self, now_s: float) -> bool:
+    def is_full(self, in_flight: int, now_s: float) -> bool:
         """By its own account, or because that account is stale; False where it gives none."""
         told = self.told(now_s)
-        is_stale = self.told_s_ago(now_s) > TELEMETRY_STALE_S
-        return told is not None and (is_stale or share_in_use(told) >= 1.0)
+        return told is not None and in_flight >= self._places(told, in_flight, now_s)
 
     def now(self, in_flight: int, now_s: float) -> float:
         """The limit that holds now: learned, or what the endpoint's own account leaves."""
         told = self.told(now_s)
         if told is None:
             return self.limit
-        # Full: no more than there are. Else what fitted then: counted from the number of now, a
-        # burst between two accounts would make room for itself.
-        places = float(in_flight) if self.is_full(now_s) else places_left(told) + told.in_flight
-        return min(self.limit, max(CAPACITY_MIN, places))
+        return min(self.limit, max(CAPACITY_MIN, self._places(told, in_flight, now_s)))
 
-
-def share_in_use(load: MachineLoad) -> float:
-    """1 = full: of its cache, or by those who wait (roofline, reliability A.2)."""
-    return max(load.num_waiting / QUEUE_FULL, load.cache_use / CACHE_FULL)
+    def _places(self, told: MachineLoad, in_flight: int, now_s: float) -> float:
+        # Counted from what was in flight then: counted from now, a burst between two accounts
+        # would make room for itself, and those that end would take theirs with them.
+        is_stale = self.told_s_ago(now_s) > TELEMETRY_STALE_S
+        return in_flight if is_stale else told.in_flight + places_left(told)
 
 
 def places_left(load: MachineLoad) -> float:
-    """Further requests until it would be full, if they are like those that run there."""
+    """
+    Further requests until it is full (roofline, reliability A.2), if they are like those that run;
+    below 0: so many have to end first.
+    """
     room = math.inf
     if load.kv_blocks_used:
         running = max(1, load.num_running or load.in_flight)
         room = running * (CACHE_FULL / load.cache_use - 1.0)
-    if load.num_waiting:
-        room = min(room, QUEUE_FULL - load.num_waiting)
     if load.sequences_max:
         present = load.num_running + load.num_waiting
-        room = min(room, load.sequences_max + QUEUE_FULL - present)
-    return room
+        return min(room, load.sequences_max + QUEUE_FULL - present)
+    # Without knowing its places: who waits may also wait for the next step only.
+    return min(room, QUEUE_FULL - load.num_waiting) if load.num_waiting else room
 
 
 class LoadSlope:

@@ -116,7 +116,7 @@ class LiveEndpoint:
             is_home=is_home,
             is_cooling=state == "open" and self.breaker.is_closed,
             was_probed=was_probed,
-            is_full=self.capacity.is_full(now_s),
+            is_full=self.capacity.is_full(self.in_flight + self.promised, now_s),
             machine=self.capacity.told(now_s),
         )
         if is_calm:

@@ -53,7 +53,7 @@ def _machine(live: LiveEndpoint, now_s: float) -> dict[str, object] | None:
         return None
     return {
         "age_s": live.capacity.told_s_ago(now_s),
-        "is_full": live.capacity.is_full(now_s),
+        "is_full": live.capacity.is_full(live.in_flight, now_s),
         "num_running": told.num_running,
         "num_waiting": told.num_waiting,
         "cache_use": told.cache_use,

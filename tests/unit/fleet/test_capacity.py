@@ -128,11 +128,21 @@ def test_own_account_of_a_full_endpoint_leaves_no_room() -> None:
     capacity = Capacity()
     capacity.report(told(kv_blocks_used=40, in_flight=8, num_running=8), 0.0)
     assert capacity.now(8, 1.0) == pytest.approx(16.0)
-    assert not capacity.is_full(1.0)
-    capacity.report(told(num_waiting=6, kv_blocks_used=10, in_flight=7), 1.0)
+    assert not capacity.is_full(8, 1.0)
+    assert capacity.is_full(16, 1.0)
+    capacity.report(told(num_waiting=7, kv_blocks_used=10, in_flight=9), 1.0)
 
-    assert capacity.now(7, 1.0) == 7.0
-    assert capacity.is_full(1.0)
+    # Two have to end before it is not full; then the next may come without another account.
+    assert capacity.now(9, 1.0) == 7.0
+    assert [capacity.is_full(in_flight, 1.0) for in_flight in (9, 7, 6)] == [True, True, False]
+
+
+def test_machine_that_others_fill_is_full_for_us_who_have_nothing_there() -> None:
+    capacity = Capacity()
+    capacity.report(told(num_running=20, num_waiting=5), 0.0)
+
+    assert capacity.is_full(0, 1.0)
+    assert capacity.now(0, 1.0) == 1.0
 
 
 def test_burst_between_two_accounts_makes_no_room_for_itself() -> None:
@@ -166,12 +176,12 @@ def test_stale_account_counts_as_full_and_a_vanished_one_no_more() -> None:
     capacity = Capacity()
     capacity.report(told(kv_blocks_used=10), 0.0)
 
-    assert not capacity.is_full(2.0)
-    assert capacity.is_full(2.5)
+    assert not capacity.is_full(3, 2.0)
+    assert capacity.is_full(3, 2.5)
     assert capacity.now(3, 2.5) == 3.0
     assert capacity.now(0, 2.5) == 1.0
     assert capacity.now(3, 61.0) == 64.0
-    assert not capacity.is_full(61.0)
+    assert not capacity.is_full(3, 61.0)
 
 
 def round_of_refusals(capacity: Capacity, fitted: int, refused: int, now_s: float) -> None:
