@@ -45,7 +45,19 @@ _ROPE_SCALING_KEYS = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-_CHECKED = ("attention.value_length", "rope.dimension_count", "vocab_size", "expert_count")
+_CHECKED = ("attention.value_length", "rope.dimension_count", "vocab_size")
+# Each changes what the model computes; absent or 0 in the families that are known here.
+_REFUSED = (
+    "expert_count",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+)
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -79,7 +91,7 @@ def as_hf_config(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 def unknown_keys(file: GgufFile, architecture: str) -> tuple[str, ...]:
     """Keys of the architecture that nobody reads here."""
-    known = {*_KEYS, *_ROPE_SCALING_KEYS, *_CHECKED}
+    known = {*_KEYS, *_ROPE_SCALING_KEYS, *_CHECKED, *_REFUSED}
     values = _of_architecture(file, architecture)
     return tuple(sorted(f"{architecture}.{key}" for key in values.keys() - known))
 
@@ -113,8 +125,9 @@ def _check(file: GgufFile, architecture: str, config: ModelConfig) -> None:
                 f"metadata {architecture}.{key} {values[key]} is not the head size "
                 f"{config.head_dim}; that is not supported"
             )
-    if values.get("expert_count"):
-        raise BadCheckpoint(f"metadata {architecture}.expert_count: experts are not supported")
+    for key in _REFUSED:
+        if values.get(key):
+            raise BadCheckpoint(f"metadata {architecture}.{key} {values[key]!r} is not supported")
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise BadCheckpoint("one part of a split GGUF; merge the parts first")
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from backend.config import DType, EngineConfig
-from backend.models.interface import CausalModel
+from backend.models.interface import CausalModel, FeatureTap
 from backend.models.loading import load_model
 from kernels.dispatch import select
 from tests.support.tiny_checkpoints import (
@@ -22,6 +22,7 @@ from tests.support.tiny_checkpoints import (
     Chunk,
     reference_logits,
     save_tiny,
+    step_input,
     step_logits,
 )
 
@@ -82,3 +83,68 @@ def test_prompt_in_three_chunks_then_token_by_token(
     ]
 
     assert_close(reference_logits(reference, prompt), torch.cat(parts))
+
+
+def test_decodes_and_prompts_in_one_step(pair: tuple[PreTrainedModel, CausalModel]) -> None:
+    reference, model = pair
+    first, second, third = tokens(30, seed=2), tokens(30, seed=3), tokens(12, seed=4)
+    tables = ([1, 2, 3, 4], [8, 7, 6, 5], [9, 10])
+    cache = model.make_cache(16, BLOCK_SIZE)
+    step_logits(model, cache, [[Chunk(first[:26], 0, tables[0])]])
+    step_logits(model, cache, [[Chunk(second[:19], 0, tables[1])]])
+
+    decodes = [Chunk(first[26:28], 26, tables[0]), Chunk(second[19:21], 19, tables[1])]
+    actual = step_logits(model, cache, [decodes, [Chunk(third, 0, tables[2])]])
+
+    assert_close(reference_logits(reference, first)[26:28], actual[:2])
+    assert_close(reference_logits(reference, second)[19:21], actual[2:4])
+    assert_close(reference_logits(reference, third), actual[4:])
+
+
+def test_features_are_the_states_between_layers(
+    pair: tuple[PreTrainedModel, CausalModel],
+) -> None:
+    reference, model = pair
+    prompt = tokens(21, seed=5)
+    num_layers, hidden = model.config.num_layers, model.config.hidden_size
+    taps = [FeatureTap(at, side) for at in range(num_layers) for side in ("in", "out")]
+    features = {tap: torch.zeros(32, hidden) for tap in taps}
+    left: list[torch.Tensor] = []
+    last = reference.model.layers[-1]
+    hook = last.register_forward_hook(lambda _module, _given, found: left.append(found))
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+        hook.remove()
+        given = step_input([[Chunk(prompt, 0, BLOCKS)]], features=features)
+        final = model.forward(given, model.make_cache(16, BLOCK_SIZE))
+
+    between = [*expected[:num_layers], left[0]]
+    for tap, actual in features.items():
+        wanted = between[tap.layer if tap.side == "in" else tap.layer + 1]
+        assert_close(wanted[0], actual[: len(prompt)])
+        assert not actual[len(prompt) :].any()
+    assert_close(expected[-1][0], final)
+
+
+def test_padding_rows_change_nothing(pair: tuple[PreTrainedModel, CausalModel]) -> None:
+    reference, model = pair
+    prompt = tokens(18, seed=6)
+    cache = model.make_cache(16, BLOCK_SIZE)
+    step_logits(model, cache, [[Chunk(prompt[:17], 0, BLOCKS)]])
+
+    padding = Chunk([0], 0, [0])
+    actual = step_logits(model, cache, [[Chunk(prompt[17:], 17, BLOCKS), padding, padding]])
+
+    assert_close(reference_logits(reference, prompt)[17:], actual[:1])
+    assert all(torch.isfinite(each).all() for each in (*cache.keys, *cache.values))
+
+
+def test_a_cache_knows_its_size(pair: tuple[PreTrainedModel, CausalModel]) -> None:
+    _reference, model = pair
+    cache = model.make_cache(5, BLOCK_SIZE)
+
+    held = sum(each.nbytes for each in (*cache.keys, *cache.values))
+
+    assert cache.num_blocks == 5
+    assert held == 5 * BLOCK_SIZE * model.kv_bytes_per_token()
+    assert cache.keys[0].shape == (5, model.config.num_kv_heads, BLOCK_SIZE, model.config.head_dim)
