@@ -82,7 +82,7 @@ def pack_int8(weight: Tensor) -> Int8Weight:
     """
     quantized = quantize_int8(weight)
     qweight, scale = quantized.qweight, quantized.scale
-    if weight.device.type != "cpu":
+    if weight.device.type != "cpu" or weight.shape[1] == 1:
         return quantized
     if not is_exact_on_cpu():
         split = _SplitWeight.of(qweight)
@@ -153,6 +153,8 @@ def _sums(values: Tensor, row_scale: Tensor, weight: Int8Weight) -> Tensor:
         num_missing = max(0, GPU_ROWS_MIN - values.shape[0])
         padded = functional.pad(quantized, (0, 0, 0, num_missing))
         return torch._int_mm(padded, qweight.t())[: values.shape[0]].float()
+    if qweight.shape[1] == 1:  # torch 2.13's _int_mm gives wrong sums for a single column
+        return quantized.float() * qweight.t().float()
     if not is_exact_on_cpu():
         return _split_sums(quantized, _SplitWeight.of(qweight))
     return torch._int_mm(quantized, qweight.t()).float()
