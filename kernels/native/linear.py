@@ -100,6 +100,8 @@ class Int8Kernels:
                 f"x {list(x.shape)} with a weight [{packed.n}, {packed.k}] does not give "
                 f"{list(out.shape)}"
             )
+        if rows == 0:
+            return out
         bias_address = 0
         if bias is not None:
             bias = contiguous(bias.float())
