@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol
 
-from gateway.core import Endpoint
+from gateway.core import Endpoint, Lane
 from gateway.errors import FailureClass
 from gateway.providers.transport import Headers, UpstreamRequest
 from gateway.wire.pieces import Surface, WireError
@@ -14,6 +15,7 @@ from gateway.wire.requests import ParsedRequest
 from gateway.wire.translate import CannotTranslate
 
 USER_AGENT = b"looprouter"
+TENANT_CHARS = 32
 
 _BRIDGED: dict[Surface, Surface] = {
     Surface.CHAT: Surface.MESSAGES,
@@ -41,6 +43,8 @@ _RESERVED_HEADERS = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-api-key",
+        "x-looprouter-priority",
+        "x-looprouter-tenant",
     ]
 )
 
@@ -57,6 +61,8 @@ class Call:
     client_headers: Mapping[str, str] | None = None  # lower-case names; only listed ones pass
     verify_tls: bool = True
     attempt_id: str = ""  # sent along, so that a provider's bill can be matched line by line
+    tenant_id: str = ""  # own machines are told, as a hash: they share no cached prompt across it
+    lane: Lane = Lane.INTERACTIVE  # own machines are told: they serve batch when nobody waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,11 @@ def common_headers(call: Call, *, is_stream: bool) -> list[tuple[bytes, bytes]]:
     ]
     if call.attempt_id:
         headers.append((b"x-client-request-id", call.attempt_id.encode("ascii")))
+    if call.endpoint.machine:
+        headers.append((b"x-looprouter-priority", call.lane.value.encode()))
+        if call.tenant_id:
+            tenant = sha256(call.tenant_id.encode()).hexdigest()[:TENANT_CHARS]
+            headers.append((b"x-looprouter-tenant", tenant.encode()))
     return headers + policy_headers(call.endpoint)
 
 

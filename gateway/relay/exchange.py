@@ -240,6 +240,8 @@ class Exchange:
             client_headers=job.headers,
             verify_tls=job.policy.providers[endpoint.provider].verify_tls,
             attempt_id=self.outcome.attempt_id,
+            tenant_id=job.caller.tenant_id,
+            lane=job.facts.lane,
         )
         try:
             built = self._shop.adapters[endpoint.api].build(call)

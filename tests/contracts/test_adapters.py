@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core import Endpoint, Network
+from gateway.core import Endpoint, Lane, Network
 from gateway.errors import FailureClass
 from gateway.providers.adapter import Adapter, Call
 from gateway.providers.registry import ADAPTERS
@@ -90,6 +90,20 @@ def test_fixed_headers_of_the_policy_pass_but_cannot_replace_ours(api: Dialect) 
 
     assert headers["x-title"] == "team"
     assert "other" not in str(headers)
+
+
+@pytest.mark.parametrize("api", sorted(ADAPTERS))
+def test_own_machines_alone_are_told_lane_and_tenant_and_never_its_name(api: Dialect) -> None:
+    call = {"lane": Lane.BATCH, "tenant_id": "ten_1234"}
+    fixed = (("X-LoopRouter-Tenant", "shared"),)
+    own = headers_of(built(endpoint(api, machine="own", headers=fixed), **call)[0])
+    other = headers_of(built(endpoint(api, machine="own"), **{**call, "tenant_id": "ten_2"})[0])
+    paid = headers_of(built(endpoint(api), **call)[0])
+
+    assert own["x-looprouter-priority"] == "batch"
+    assert len({own["x-looprouter-tenant"], other["x-looprouter-tenant"], "shared"}) == 3
+    assert "ten_" not in str(own)
+    assert not any("looprouter-" in name for name in paid)
 
 
 @pytest.mark.parametrize("api", sorted(ADAPTERS))
