@@ -54,6 +54,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
+        self._on_gone: Callable[[], None] | None = None
 
     @property
     def is_started(self) -> bool:
@@ -95,7 +96,19 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self._is_finished:
+            self._left()
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Called once, as soon as the client has left; at once if it has."""
+        self._on_gone = call
+        if self.gone.is_set():
+            call()
+
+    def _left(self) -> None:
+        if not self.gone.is_set():
             self.gone.set()
+            if self._on_gone is not None:
+                self._on_gone()
 
     async def start(self, status: int, headers: Headers) -> None:
         """Send the status line. A second call is a bug of ours."""
@@ -129,7 +142,7 @@ class Exchange:
             async with asyncio.timeout(SEND_STALL_S):
                 await self._send(message)
         except (TimeoutError, OSError):
-            self.gone.set()
+            self._left()
             raise ClientLeft from None
 
     def close(self) -> None:

@@ -16,10 +16,11 @@ from backend.serving.mailbox import Accepted, Mailbox, Refused
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Of one HTTP request, from its submission on."""
+    """Of one HTTP request, from its submission on. `quiet_s`: between two signs of life."""
 
     first_token_s: float = 300.0
     total_s: float = 3600.0
+    quiet_s: float = 10.0
 
 
 def split_choices(request: EngineRequest, num_choices: int, first: int = 0) -> list[EngineRequest]:
@@ -77,6 +78,11 @@ class Job:
         self._mailbox.close()
         self.close()
 
+    def end(self, request_id: str) -> None:
+        """This sequence is no longer wanted; the others go on."""
+        self._unfinished.discard(request_id)
+        self._thread.cancel(request_id)
+
     def close(self) -> None:
         """Cancel what is not finished; harmless when called again."""
         for request_id in self._unfinished:
@@ -84,9 +90,9 @@ class Job:
         self._unfinished.clear()
 
     async def events(self) -> AsyncIterator[list[TokenEvent]]:
-        """Events of all sequences as they come, each list not empty.
+        """Events of all sequences as they come; an empty list where nothing did for `quiet_s`.
 
-        Nothing comes before every sequence was accepted, so an error raised first has no answer
+        No event comes before every sequence was accepted, so an error raised first has no answer
         before it. Ends early, without an error, when abandoned. Raises what the engine refused
         with, RequestFailed for a sequence that failed, RequestTimedOut.
         """
@@ -99,12 +105,14 @@ class Job:
         while self._unfinished:
             limit_s = self._limits.total_s if has_begun else self._limits.first_token_s
             deadline_s = began_at_s + min(limit_s, self._limits.total_s)
-            reports = await self._mailbox.take(deadline_s)
+            reports = await self._mailbox.take(min(deadline_s, clock() + self._limits.quiet_s))
             if self._mailbox.is_closed:
                 return
-            if not reports:
+            if clock() >= deadline_s:
                 what = "end" if has_begun else "first token"
                 raise RequestTimedOut(f"no {what} within {limit_s:g} s; it was cancelled")
+            if not reports:
+                yield []
             for report in reports:
                 if isinstance(report, Refused):
                     self._unfinished.discard(report.request_id)
