@@ -34,13 +34,14 @@ from backend.cli.measuring.report import answer_row
 from backend.cli.model_store import ModelStore
 from backend.errors import SetupError
 from tests.bench.peers import comparing
-from tests.bench.peers.comparing import Rounds, Singles
+from tests.bench.peers.comparing import Processor, Rounds, Singles
 from tests.bench.peers.engines import (
     OUR_MODES,
     Engine,
     ServerEngine,
     llama_cpp,
     ours,
+    processor_s,
     transformers,
 )
 
@@ -55,7 +56,9 @@ class Found:
 
     threads: int
     singles: Singles = field(default_factory=dict)
+    singles_processor: Processor = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
+    rounds_processor: Processor = field(default_factory=dict)
     bandwidth: list[machine.Bandwidth] = field(default_factory=list)
     load_averages: list[float] = field(default_factory=list)
 
@@ -130,13 +133,15 @@ def _measure_singles(
         _note_machine(found)
         for engine in engines:
             engine.ask(questions[-1], options.max_tokens)  # a warm-up
-            found.singles[engine.name] = []
+            found.singles[engine.name], found.singles_processor[engine.name] = [], []
         for idx, question in enumerate(questions):
             for engine in engines if idx % 2 == 0 else reversed(engines):
+                before_s = processor_s(engine)
                 answer = engine.ask(question, options.max_tokens)
                 if answer.failure:
                     raise SystemExit(f"{engine.name}, {question.name}: {answer.failure}")
                 found.singles[engine.name].append(answer)
+                found.singles_processor[engine.name].append(processor_s(engine) - before_s)
             print(f"{found.threads} threads, question {idx + 1}", file=sys.stderr, flush=True)
         _note_machine(found)
 
@@ -158,14 +163,16 @@ def _measure_streams(
             )
         for engine in engines:
             engine.ask_at_once(asked[: options.streams], 8, options.streams)  # a warm-up
-            found.rounds[engine.name] = []
+            found.rounds[engine.name], found.rounds_processor[engine.name] = [], []
         for idx in range(options.rounds):
             for engine in engines if idx % 2 == 0 else engines[::-1]:
+                before_s = processor_s(engine)
                 played = engine.ask_at_once(asked, options.max_tokens, options.streams)
                 failed = comparing.failures(played.answers)
                 if failed:
                     raise SystemExit(f"{engine.name}: {len(failed)} failed; {failed[0]}")
                 found.rounds[engine.name].append(played)
+                found.rounds_processor[engine.name].append(processor_s(engine) - before_s)
             print(f"{found.threads} threads, round {idx + 1}", file=sys.stderr, flush=True)
         _note_machine(found)
 
@@ -177,19 +184,21 @@ def _note_machine(found: Found) -> None:
 
 def _report(found: Found, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     our_names = [f"ours {mode}" for mode in options.modes]
-    ratios, ratio_data = comparing.ratios_table(found.singles, our_names)
+    ratios, ratio_data = comparing.ratios_table(found.singles, found.singles_processor, our_names)
     speeds = ", ".join(f"{each.median_bytes_per_s / 1e9:.1f}" for each in found.bandwidth)
     loads = ", ".join(f"{each:.1f}" for each in found.load_averages)
     parts = [
         f"## {found.threads} thread{'s' if found.threads > 1 else ''}",
         f"Memory read {speeds} GB/s, load average {loads} (before, between, after).",
         "### One stream",
-        comparing.singles_table(found.singles),
+        comparing.singles_table(found.singles, found.singles_processor),
         ratios,
     ]
     data: dict[str, Any] = {"ratios": ratio_data}
     if found.rounds:
-        streams, data["streams"] = comparing.rounds_table(found.rounds, found.singles)
+        streams, data["streams"] = comparing.rounds_table(
+            found.rounds, found.rounds_processor, found.singles
+        )
         parts += [f"### {options.streams} streams at once", streams]
     parts.append("\n".join(_verdicts(found, our_names)))
     return "\n\n".join(parts) + "\n", data

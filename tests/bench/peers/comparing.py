@@ -51,28 +51,39 @@ class Spread:
 
 Singles = dict[str, list[Answer]]  # engine → answers in the order of the questions
 Rounds = dict[str, list[Played]]  # engine → rounds in the order in which they were played
+Processor = dict[str, list[float]]  # engine → seconds of processor time, answer by answer
 
 
 def failures(answers: Sequence[Answer]) -> list[str]:
     return [f"{each.question}: {each.failure}" for each in answers if each.failure]
 
 
-def singles_table(singles: Singles) -> str:
+def singles_table(singles: Singles, processor: Processor) -> str:
     rows = []
     for name, answers in singles.items():
         rates = Spread.of([rate for each in answers if (rate := decode_rate(each)) is not None])
         waits = Spread.of([wait for each in answers if (wait := each.stamps.ttft_any_s)])
+        busy = Spread.of(
+            [
+                spent_s / each.num_tokens
+                for spent_s, each in zip(processor[name], answers, strict=True)
+            ]
+        )
         rows.append(
             [
                 name,
                 str(len(answers)),
                 rates.shown() if rates else "–",
                 waits.shown(1e3) if waits else "–",
+                busy.shown(1e3) if busy else "–",
                 str(sum(each.usage.input_total for each in answers if each.usage)),
                 str(sum(each.num_tokens for each in answers)),
             ]
         )
-    head = ("engine", "n", "decode tok/s [quartiles]", "TTFT ms [quartiles]", "prompt", "output")
+    head = (
+        "engine", "n", "decode tok/s [quartiles]", "TTFT ms [quartiles]", "CPU ms a token",
+        "prompt", "output",
+    )  # fmt: skip
     return table(head, rows)
 
 
@@ -82,8 +93,10 @@ def paired_ratios(ours: Sequence[Answer], theirs: Sequence[Answer]) -> list[floa
     return [a / b for a, b in pairs if a is not None and b is not None]
 
 
-def ratios_table(singles: Singles, our_names: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Ours over every other, decode rate and time to first token; and the same as data."""
+def ratios_table(
+    singles: Singles, processor: Processor, our_names: Sequence[str]
+) -> tuple[str, dict[str, Any]]:
+    """Ours over every other: decode rate, time to first token, processor time; also as data."""
     rows, data = [], {}
     for name in our_names:
         for peer, answers in singles.items():
@@ -97,11 +110,19 @@ def ratios_table(singles: Singles, our_names: Sequence[str]) -> tuple[str, dict[
                     if a.stamps.ttft_any_s and b.stamps.ttft_any_s
                 ]
             )
-            if decode is None or wait is None:
+            busy = Spread.of(
+                [a / b for a, b in zip(processor[name], processor[peer], strict=True) if b > 0]
+            )
+            if decode is None or wait is None or busy is None:
                 continue
-            rows.append([f"{name} / {peer}", decode.shown(), decode.interval(), wait.shown()])
-            data[f"{name} / {peer}"] = {"decode": asdict(decode), "ttft": asdict(wait)}
-    head = ("pair", "decode, median [quartiles]", "95 % of the median", "TTFT, median [quartiles]")
+            pair = f"{name} / {peer}"
+            rows.append([pair, decode.shown(), decode.interval(), wait.shown(), busy.shown()])
+            data[pair] = {
+                "decode": asdict(decode),
+                "ttft": asdict(wait),
+                "processor": asdict(busy),
+            }
+    head = ("pair", "decode [quartiles]", "95 % of the median", "TTFT", "CPU time")
     return table(head, rows), data
 
 
@@ -109,7 +130,9 @@ def total_rate(played: Played) -> float:
     return sum(each.num_tokens for each in played.answers if not each.failure) / played.wall_s
 
 
-def rounds_table(rounds: Rounds, singles: Singles) -> tuple[str, dict[str, Any]]:
+def rounds_table(
+    rounds: Rounds, processor: Processor, singles: Singles
+) -> tuple[str, dict[str, Any]]:
     """Many streams at once; `same text`: share equal to this engine's own answer when alone."""
     rows, data = [], {}
     for name, all_played in rounds.items():
@@ -117,6 +140,7 @@ def rounds_table(rounds: Rounds, singles: Singles) -> tuple[str, dict[str, Any]]
         waits = [wait for each in answers if (wait := each.stamps.ttft_any_s) is not None]
         totals = Spread.of([total_rate(each) for each in all_played])
         rates = Spread.of([rate for each in answers if (rate := decode_rate(each)) is not None])
+        busy_s = sum(processor[name]) / sum(each.num_tokens for each in answers)
         same, known = same_texts(answers, singles.get(name, []))
         p50_s, p95_s = (float(np.quantile(waits, q)) if waits else None for q in (0.5, 0.95))
         rows.append(
@@ -127,6 +151,7 @@ def rounds_table(rounds: Rounds, singles: Singles) -> tuple[str, dict[str, Any]]
                 rates.shown() if rates else "–",
                 number(p50_s * 1e3) if p50_s is not None else "–",
                 number(p95_s * 1e3) if p95_s is not None else "–",
+                number(busy_s * 1e3),
                 f"{same}/{known}",
             ]
         )
@@ -135,12 +160,13 @@ def rounds_table(rounds: Rounds, singles: Singles) -> tuple[str, dict[str, Any]]
             "decode_per_s": asdict(rates) if rates else None,
             "ttft_p50_s": p50_s,
             "ttft_p95_s": p95_s,
+            "processor_s_per_token": busy_s,
             "same_texts": same,
             "known_texts": known,
         }
     head = (
         "engine", "rounds x requests", "total tok/s", "decode tok/s a stream", "TTFT p50 ms",
-        "p95", "same text as alone",
+        "p95", "CPU ms a token", "same text as alone",
     )  # fmt: skip
     return table(head, rows), data
 

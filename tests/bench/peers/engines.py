@@ -41,6 +41,9 @@ class Engine(Protocol):
     name: str
     is_ours: bool
 
+    @property
+    def process_id(self) -> int: ...
+
     def ask(self, question: Question, max_tokens: int) -> Answer:
         """One at a time; the end of the text is ignored, greedy."""
         ...
@@ -52,6 +55,7 @@ class ServerEngine:
 
     name: str
     is_ours: bool
+    process_id: int
     address: Address
     model: str
     extra: dict[str, object] = field(default_factory=dict)
@@ -93,6 +97,13 @@ class ServerEngine:
         )
 
 
+def processor_s(engine: Engine) -> float:
+    """Seconds of processor time so far, all threads; what others do on the machine is not in it."""
+    fields = Path(f"/proc/{engine.process_id}/stat").read_text().rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
 def _model_at(address: Address) -> str:
     async def run() -> str:
         client = HttpClient(address)
@@ -111,7 +122,8 @@ def ours(model: Path, mode: str, threads: int, options: Sequence[str]) -> Iterat
         str(model), port, (*OUR_MODES[mode], "--threads", str(threads), *options)
     )
     with running(command, port, os.environ) as child:
-        yield ServerEngine(f"ours {mode}", True, child.address, _model_at(child.address))
+        model_name = _model_at(child.address)
+        yield ServerEngine(f"ours {mode}", True, child.process_id, child.address, model_name)
 
 
 @contextlib.contextmanager
@@ -128,6 +140,7 @@ def llama_cpp(server: Path, model: Path, threads: int, streams: int) -> Iterator
         yield ServerEngine(
             "llama.cpp",
             False,
+            child.process_id,
             child.address,
             _model_at(child.address),
             extra={"cache_prompt": False, "top_k": 1},
@@ -141,6 +154,10 @@ class WorkerEngine:
     name: str
     is_ours: bool
     process: subprocess.Popen[bytes]
+
+    @property
+    def process_id(self) -> int:
+        return self.process.pid
 
     def ask(self, question: Question, max_tokens: int) -> Answer:
         began_at_s = time.monotonic()
