@@ -158,7 +158,9 @@ def _from_gguf(path: Path, metadata: Mapping[str, Any]) -> TokenizerParts:
         name: _optional_id(path, metadata, name, len(tokens))
         for name in ("bos", "eos", "unknown", "padding", "eot", "eom")
     }
-    if metadata.get("tokenizer.ggml.add_bos_token", False) and ids["bos"] is not None:
+    # Llama 3 files were made before the key was.
+    is_llama3 = _PRE_TOKENIZERS.get(metadata.get("tokenizer.ggml.pre", "")) == "llama-bpe"
+    if metadata.get("tokenizer.ggml.add_bos_token", is_llama3) and ids["bos"] is not None:
         begin = tokens[ids["bos"]]
         fast.post_processor = processors.TemplateProcessing(
             single=[begin, "$A"], special_tokens=[(begin, ids["bos"])]
