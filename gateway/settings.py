@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from gateway.errors import SetupError
 
 PREFIX = "LOOPROUTER_"
+BACKENDS = PREFIX + "BACKEND_"  # read by `looprouter-backend`, not here
 PEPPER_FILE = "pepper"
 DATABASE_FILE = "looprouter.db"
 PEPPER_CHARS_MIN = 32
@@ -96,7 +97,7 @@ class Settings:
                     for name in found
                     if name.startswith(PREFIX)
                     and name not in NAMES
-                    and not name.startswith(PREFIX + "TEST_")
+                    and not name.startswith((PREFIX + "TEST_", PREFIX + "BACKEND_"))
                 )
             ),
             environ=dict(found),

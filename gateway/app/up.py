@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.app import own_backend
 from gateway.app.policy_source import read_policy_file
 from gateway.catalogue.entries import ProviderDefaults
 from gateway.catalogue.lookup import detect_providers, key_env_in
 from gateway.catalogue.starter import default_policy
 from gateway.core import NANOS_PER_DOLLAR
-from gateway.errors import ApiError, SetupError
+from gateway.errors import ApiError, PolicyError, SetupError
 from gateway.keys.authenticate import Authenticator
 from gateway.keys.service import create_key
 from gateway.keys.tenants import ensure_tenant
 from gateway.keys.wanted import DEFAULT_NAME, Budget, NewKey
+from gateway.policy.load import load_policy
 from gateway.settings import Settings
 from gateway.simulator.demo import demo_policy_yaml, demo_profiles
 from gateway.store.engine import Store
@@ -49,10 +51,12 @@ def choose_policy(
     yes: bool,
     ask: Callable[[str], bool] | None,
     say: Callable[[str], None],
+    has_own: bool = False,
 ) -> Choice:
     """A given file, else one made of the provider keys found (after asking), else the demo.
 
-    `ask` is None without a terminal: then found keys are not used unless `yes`.
+    `ask` is None without a terminal: then found keys are not used unless `yes`. `has_own`: a model
+    can be served on this machine, so a first policy names it.
     """
     if policy is not None:
         return Choice(policy, is_demo=False)
@@ -67,17 +71,28 @@ def choose_policy(
     if not (yes or (ask is not None and ask("Use them? Requests will be billed to them"))):
         say("They are not used (--yes uses them). Starting with simulated providers instead.")
         return Choice(settings.home / DEMO_POLICY_FILE, is_demo=True)
-    return Choice(_own_policy(settings, found, say), is_demo=False)
+    return Choice(_own_policy(settings, found, say, has_own=has_own), is_demo=False)
 
 
 def _own_policy(
-    settings: Settings, found: Sequence[ProviderDefaults], say: Callable[[str], None]
+    settings: Settings,
+    found: Sequence[ProviderDefaults],
+    say: Callable[[str], None],
+    *,
+    has_own: bool,
 ) -> Path:
     path = settings.home / POLICY_FILE
     if path.exists():
         say(f"Using your policy {path}")
         return path
-    path.write_text(default_policy(found, settings.environ))
+    path.write_text(
+        default_policy(
+            found,
+            settings.environ,
+            more_providers=own_backend.provider_yaml(own_backend.PORT_FIRST) if has_own else "",
+            more_models=own_backend.model_yaml() if has_own else "",
+        )
+    )
     say(f"Wrote a first policy to {path}; edit it, changes take effect at once")
     return path
 
@@ -128,9 +143,44 @@ class SimulatedProviders:
                 self._process.kill()
 
 
-def write_demo_policy(path: Path, ports: Mapping[str, int]) -> None:
-    """Written anew at each start: the ports may differ."""
-    path.write_text(demo_policy_yaml(ports))
+def write_demo_policy(path: Path, ports: Mapping[str, int], *, own_port: int | None = None) -> None:
+    """Written anew at each start: the ports may differ. In one rename: it is being watched."""
+    text = demo_policy_yaml(
+        ports,
+        more_providers=own_backend.provider_yaml(own_port) if own_port is not None else "",
+        more_models=own_backend.model_yaml() if own_port is not None else "",
+    )
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def own_port(
+    settings: Settings,
+    choice: Choice,
+    *,
+    free_port: Callable[[int], int],
+    say: Callable[[str], None],
+) -> int | None:
+    """Where to serve the model of this machine; None where it cannot be, or is not wanted.
+
+    The demo takes any free port; a policy says itself where its provider `own` is. Says in a line
+    why a wanted one is left out.
+    """
+    wanted: int | None = None
+    if not choice.is_demo:
+        try:
+            text = read_policy_file(choice.policy_path)
+            policy = load_policy(text, environ=None, source=str(choice.policy_path))
+        except (PolicyError, OSError):
+            return None  # said when the policy is opened
+        wanted = own_backend.port_in(policy)
+        if wanted is None:
+            return None
+    if why := own_backend.missing(settings.home):
+        say(f"Without {own_backend.MODEL}, a model on this machine: {why}")
+        return None
+    return wanted or free_port(own_backend.PORT_FIRST)
 
 
 async def first_key(settings: Settings, store: Store, *, now_unix_s: float) -> tuple[str, bool]:
@@ -167,16 +217,19 @@ async def is_in_force(settings: Settings, store: Store, key: str) -> bool:
     return True
 
 
-def greeting(*, base_url: str, key: str, is_new: bool, is_demo: bool, model: str) -> str:
-    """What a newcomer needs: the page, the key, a line that works."""
+def greeting(
+    *, base_url: str, key: str, is_new: bool, is_demo: bool, model: str, own: str = ""
+) -> str:
+    """What a newcomer needs: the page, the key, a line that works. `own`: a model that loads."""
     budget = "a new key with a $5 budget" if is_new else "the key of your last run"
     labels = "  (simulated providers: no real model, no real money)" if is_demo else ""
+    loading = f"  own model    {own}: a real one, it joins in a moment\n" if own else ""
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     return (
         f"\nLoopRouter is ready{labels}\n\n"
         f"  status page  {base_url}/\n"
         f"  API key      {key}   ({budget})\n"
-        f"  OpenAI base  {base_url}/v1\n\n"
+        f"  OpenAI base  {base_url}/v1\n{loading}\n"
         "Try it:\n\n"
         f"curl -N {base_url}/v1/chat/completions \\\n"
         f"  -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\\n"

@@ -21,24 +21,31 @@ routes:                       # the first match wins
 
 
 def default_policy(
-    providers: Iterable[ProviderDefaults | str], environ: Mapping[str, str] | None = None
+    providers: Iterable[ProviderDefaults | str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    more_providers: str = "",
+    more_models: str = "",
 ) -> str:
     """
     A policy text over these providers: each canonical model is one public model.
 
     Where providers state different precisions, each class gets a public model of its own
-    (`llama-3.3-70b-instruct` and `llama-3.3-70b-instruct-8-bit`).
+    (`llama-3.3-70b-instruct` and `llama-3.3-70b-instruct-8-bit`). `more_providers` and
+    `more_models` are further entries of those sections, as YAML.
     """
     known = [p if isinstance(p, ProviderDefaults) else provider_defaults(p) for p in providers]
     found = [p for p in known if p is not None]
-    lines = [_HEADER, "providers:" if found else "providers: {}"]
+    lines = [_HEADER, "providers:" if found or more_providers else "providers: {}"]
     for provider in found:
         lines.append(f"  {provider.name}: {{{_provider_fields(provider, environ or {})}}}")
+    lines += more_providers.splitlines()
     models = _public_models(found)
-    lines += ["", "models:" if models else "models: {}"]
+    lines += ["", "models:" if models or more_models else "models: {}"]
     for name, entries in models.items():
         lines.append(f'  "{name}":')
         lines += [f"    - {{{_endpoint_fields(entry)}}}" for entry in entries]
+    lines += more_models.splitlines()
     return "\n".join(lines) + "\n\n" + _ROUTES
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.app.up import Choice
-    from gateway.pipeline import Gateway
 
 DEFAULT_PORT = 8000
 
@@ -88,13 +87,17 @@ def _warn_unknown(settings: Settings) -> None:
 @click.option("--yes", is_flag=True, help="Use the provider keys found, without asking.")
 @click.option("--demo", is_flag=True, help="Simulated providers only, whatever keys are set.")
 @click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Use this file.")
-def up(port: int, yes: bool, demo: bool, policy: Path | None) -> None:
+@click.option("--lite", is_flag=True, help="Leave out the model that this machine would serve.")
+def up(port: int, yes: bool, demo: bool, policy: Path | None, lite: bool) -> None:
     """Start everything on this machine and print how to use it.
 
     Uses the provider keys found in the environment after asking, else three simulated providers.
-    Listens on 127.0.0.1, keeps keys and data in ~/.looprouter (LOOPROUTER_HOME).
+    Where torch is installed and `looprouter-backend models fetch smollm2` was run, it also serves
+    that model, as `smollm2-135m-instruct`, at the policy's provider `own`. Listens on 127.0.0.1,
+    keeps keys and data in ~/.looprouter (LOOPROUTER_HOME).
     """
-    from gateway.app.up import choose_policy
+    from gateway.app.own_backend import missing, with_key
+    from gateway.app.up import choose_policy, own_port
 
     settings = Settings.from_environment()
     _logs(settings, quiet=True)
@@ -103,8 +106,21 @@ def up(port: int, yes: bool, demo: bool, policy: Path | None) -> None:
     ask: Callable[[str], bool] | None = None
     if sys.stdin.isatty():
         ask = click.confirm
-    choice = choose_policy(settings, policy=policy, demo=demo, yes=yes, ask=ask, say=click.echo)
-    _run_up(settings, choice, port)
+    choice = choose_policy(
+        settings,
+        policy=policy,
+        demo=demo,
+        yes=yes,
+        ask=ask,
+        say=click.echo,
+        has_own=not lite and not missing(settings.home),
+    )
+    model_port = None
+    if not lite:
+        model_port = own_port(settings, choice, free_port=_free_port, say=click.echo)
+    if model_port is not None:
+        settings = replace(settings, environ=with_key(settings.environ))
+    _run_up(settings, choice, port, model_port)
 
 
 def _free_port(first: int) -> int:
@@ -115,51 +131,21 @@ def _free_port(first: int) -> int:
     return port
 
 
-def _run_up(settings: Settings, choice: Choice, port: int) -> None:
-    from gateway.app.compose import open_policy, running_store
-    from gateway.app.server import listen
-    from gateway.app.serving import LOCAL_HOSTS, run_in_uvloop, serve_gateway
-    from gateway.app.up import SimulatedProviders, first_key, greeting, write_demo_policy
+def _run_up(settings: Settings, choice: Choice, port: int, model_port: int | None) -> None:
+    from gateway.app.serving import run_in_uvloop
+    from gateway.app.up_run import UpRun
 
-    async def main() -> None:
-        async with running_store(settings) as store:
-            key, is_new = await first_key(settings, store, now_unix_s=time.time())
-            source = await open_policy(settings, store, str(choice.policy_path))
-            sock, bound = listen("127.0.0.1", port, take_next=True)
-            _say_port(port, bound)
-            if providers is not None:
-                await asyncio.to_thread(providers.wait_ready)
-
-            def ready(gateway: Gateway) -> None:
-                models = list(gateway.policy().models)
-                click.echo(
-                    greeting(
-                        base_url=f"http://127.0.0.1:{bound}",
-                        key=key,
-                        is_new=is_new,
-                        is_demo=choice.is_demo,
-                        model=models[0] if models else "chat",
-                    )
-                )
-                sys.stdout.flush()
-
-            hosts = frozenset(settings.allowed_hosts) or LOCAL_HOSTS
-            await serve_gateway(settings, store, source, sock, on_ready=ready, hosts=hosts)
-
-    providers: SimulatedProviders | None = None
+    up_run = UpRun(settings, choice, say=_say_now)
     try:
         if choice.is_demo:
-            click.echo("Starting three simulated providers …")
-            providers = SimulatedProviders.start(_free_port)
-            write_demo_policy(choice.policy_path, providers.ports)
-        run_in_uvloop(main())
+            up_run.start_providers(_free_port)
+        run_in_uvloop(up_run.run(port, model_port))
     except (KeyboardInterrupt, asyncio.CancelledError):
         pass
     finally:
-        if providers is not None:
-            providers.stop()
+        up_run.stop()
 
 
-def _say_port(wanted: int, bound: int) -> None:
-    if wanted not in (0, bound):
-        click.echo(f"Port {wanted} is busy; using {bound}.")
+def _say_now(text: str) -> None:
+    click.echo(text)
+    sys.stdout.flush()

@@ -114,20 +114,27 @@ def _endpoint_yaml(profile: ProviderProfile) -> str:
 
 
 def demo_policy_yaml(
-    ports: Mapping[str, int], profiles: tuple[ProviderProfile, ...] | None = None
+    ports: Mapping[str, int],
+    profiles: tuple[ProviderProfile, ...] | None = None,
+    *,
+    more_providers: str = "",
+    more_models: str = "",
 ) -> str:
-    """A policy file over simulated providers; `ports` maps each profile's name to its port."""
+    """A policy file over simulated providers; `ports` maps each profile's name to its port.
+
+    `more_providers` and `more_models` are further entries of those sections, as YAML.
+    """
     shown = demo_profiles() if profiles is None else profiles
     providers = "".join(_provider_yaml(each, ports[each.name]) for each in shown)
     endpoints = "".join(_endpoint_yaml(each) for each in shown)
     return (
-        "# Simulated providers: no real model answers, no real money is spent.\n"
+        "# Providers marked simulated: no real model answers, no real money is spent.\n"
         "version: 1\n"
         "providers:\n"
-        f"{providers}"
+        f"{providers}{more_providers}"
         "models:\n"
         "  chat:\n"
-        f"{endpoints}"
+        f"{endpoints}{more_models}"
         "routes:\n"
         "  - {name: batch, match: {lane: batch}, prefer: {by: cheapest, deadline: 24h}}\n"
         "  - {name: interactive, match: {stream: true}, prefer: {by: fastest}}\n"

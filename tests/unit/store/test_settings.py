@@ -68,7 +68,8 @@ def test_secrets_are_not_in_the_repr(tmp_path: Path) -> None:
 
 
 def test_misspelt_variables_are_reported(tmp_path: Path) -> None:
-    settings = _settings(tmp_path, LOOPROUTER_DATABSE_URL="x", LOOPROUTER_TEST_REDIS_URL="y")
+    names = ("DATABSE_URL", "TEST_REDIS_URL", "BACKEND_API_KEY")  # one of tests, one of the backend
+    settings = _settings(tmp_path, **{f"LOOPROUTER_{name}": "x" for name in names})
 
     assert settings.unknown_names == ("LOOPROUTER_DATABSE_URL",)
 
