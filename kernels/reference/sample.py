@@ -39,8 +39,7 @@ def sample(
         if top_p is not None:
             keep(weights, is_in_top_p(logits, weights, top_p))
         if min_p is not None:
-            floor = (min_p.double() * 2.0**WEIGHT_BITS).ceil().to(torch.int64)
-            keep(weights, weights >= floor.unsqueeze(1))
+            keep(weights, is_in_min_p(weights, min_p))
         tokens = torch.where(temperature == 0.0, tokens, draw(weights, uniforms))
     return tokens if out is None else out.copy_(tokens)
 
@@ -76,6 +75,12 @@ def is_in_top_p(logits: Tensor, weights: Tensor, top_p: Tensor) -> Tensor:
     target = torch.minimum((top_p.double() * total).ceil().to(torch.int64), total).clamp(min=1)
     keys = _descending_keys(logits)
     return keys <= _threshold(keys, weights, target)
+
+
+def is_in_min_p(weights: Tensor, min_p: Tensor) -> Tensor:
+    """bool [R, V]."""
+    floor = (min_p.double() * 2.0**WEIGHT_BITS).ceil().to(torch.int64)
+    return weights >= floor.unsqueeze(1)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
