@@ -37,7 +37,7 @@ def test_every_setting_is_in_the_settings_page() -> None:
 def test_docs_name_no_variable_that_nothing_reads() -> None:
     read = {
         name
-        for path in python_files("gateway", "tests")
+        for path in python_files("gateway", "backend", "tests")
         if path != Path(__file__)
         for name in VARIABLE.findall(text_of(path))
     }

@@ -1,0 +1,71 @@
+"""The command reference, made from the commands themselves (see docs/backend-commands.md)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import rich_click as click
+
+HEADER = """\
+# Commands of the backend
+
+Generated from the commands' own help (`python -m backend.cli.reference > \
+docs/backend-commands.md`).
+Exit codes: 0 done; 2 wrong usage; 3 something on this machine is missing or wrong, in one line that
+says what to do.
+
+| variable | default | meaning |
+|---|---|---|
+| `LOOPROUTER_HOME` | `~/.looprouter` | Fetched models lie in its folder `models`. |
+| `LOOPROUTER_BACKEND_API_KEY` | none | Keys that `serve` asks for, with commas between. Without \
+one it listens on this machine's own addresses only. |
+| `HF_ENDPOINT` | the public hub | The hub that `models fetch OWNER/NAME` asks. |
+| `HF_TOKEN` | none | Its token, for models whose terms must be accepted. |
+"""
+
+
+def commands_markdown() -> str:
+    """The whole page."""
+    from backend.cli import cli
+
+    return HEADER + "".join(_section(path, command) for path, command in _leaves(cli, ()))
+
+
+def _leaves(
+    group: click.Group, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in sorted(group.commands.items()):
+        if isinstance(command, click.Group):
+            yield from _leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def _section(path: tuple[str, ...], command: click.Command) -> str:
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    names = [str(each.make_metavar(click.Context(command))) for each in arguments]
+    usage = " ".join(["looprouter-backend", *path, *names])
+    lines = [f"\n## `{usage}`\n\n{inspect.cleandoc(command.help or '')}\n"]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    if options:
+        lines.append("\n| option | default | meaning |\n|---|---|---|\n")
+        lines.extend(_row(option) for option in options)
+    return "".join(lines)
+
+
+def _row(option: click.Option) -> str:
+    kind = option.type
+    value = ""
+    if not option.is_flag:
+        choices = getattr(kind, "choices", None)
+        value = " " + ("\\|".join(choices) if choices else (kind.name or "text").upper())
+    default = option.default
+    has_default = isinstance(default, str | int | float) and not isinstance(default, bool)
+    shown = default if has_default and default != "" else "–"
+    meaning = option.help or ("Required." if option.required else "")
+    return f"| `{option.opts[0]}`{value} | {shown} | {meaning} |\n"
+
+
+if __name__ == "__main__":
+    click.echo(commands_markdown(), nl=False)
