@@ -141,6 +141,7 @@ class Sample(Protocol):
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
         min_p: Tensor | None = None,
+        top_k_max: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...
 

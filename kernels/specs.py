@@ -54,7 +54,8 @@ OPS: tuple[OpSpec, ...] = (
         "[R, V] → the row's maximum and the sum of exp(logit / t - max)",
     ),
     OpSpec(
-        "sample", ("logits", "uniforms", "*", "temperature", "top_k", "top_p", "min_p", "out"),
+        "sample",
+        ("logits", "uniforms", "*", "temperature", "top_k", "top_p", "min_p", "top_k_max", "out"),
         "[R, V] and one uniform a row → token [R]; temperature 0 is argmax",
     ),
     OpSpec(

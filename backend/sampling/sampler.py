@@ -17,20 +17,16 @@ import torch
 from torch import Tensor
 
 from backend.errors import BadRequest, SetupError
-from backend.sampling.draw import (
-    TOP_K_SMALL,
-    VOCAB_SIZE_MAX,
-    RowFilters,
-    draw,
-    filtered_weights,
-)
 from backend.sampling.noise import as_int64, uniforms
 from backend.sampling.params import SamplingParams
 from backend.sampling.penalties import TokenTables, repeat, subtract
+from kernels.dispatch import Ops, select
+from kernels.reference.sample import VOCAB_SIZE_MAX
 
 LOGIT_BIAS_ABS_MAX = 100.0
 # How many best logprobs a step computes: few values, so that a step has few shapes.
 _TOP_LOGPROBS_SIZES = (0, 5, 20)
+TOP_K_SMALL = 64
 # Elements worked on at once: a CPU keeps them in its cache, a GPU's memory stays bounded.
 _CHUNK_ELEMENTS_CPU = 1 << 19
 _CHUNK_ELEMENTS = 1 << 25
@@ -43,20 +39,15 @@ class BatchTraits:
     """What the requests of one step need, known on the host. Equal traits are the same program."""
 
     is_all_greedy: bool = True
-    has_greedy: bool = True
     has_bias: bool = False
     has_repetition: bool = False
     has_subtraction: bool = False  # frequency or presence
     has_top_k: bool = False
-    is_top_k_small: bool = False
+    top_k_max: int | None = None  # TOP_K_SMALL if none is larger: a partial sort then does
     has_top_p: bool = False
     has_min_p: bool = False
     has_logprobs: bool = False
     num_top_logprobs: int = 0  # at least what any of them asked for
-
-    @property
-    def is_adjusting(self) -> bool:
-        return self.has_bias or self.is_counting
 
     @property
     def is_counting(self) -> bool:
@@ -80,7 +71,14 @@ class Sampler:
     `commit` only launch work on the device.
     """
 
-    def __init__(self, vocab_size: int, num_slots: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        num_slots: int,
+        device: torch.device | str,
+        *,
+        ops: Ops | None = None,
+    ) -> None:
         """Raises SetupError for a vocabulary too large for exact sums."""
         if vocab_size > VOCAB_SIZE_MAX:
             raise SetupError(
@@ -89,6 +87,7 @@ class Sampler:
             )
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._ops = ops or select(str(self.device))
         self.tables = TokenTables(vocab_size, num_slots, self.device)
         self._numbers = torch.zeros((num_slots, 6), dtype=torch.float64, device=self.device)
         self._integers = torch.zeros((num_slots, 2), dtype=torch.int64, device=self.device)
@@ -142,14 +141,13 @@ class Sampler:
         tops = max((each.logprobs or 0 for each in params), default=0)
         return BatchTraits(
             is_all_greedy=not drawn,
-            has_greedy=len(drawn) < len(params),
             has_bias=any(each.logit_bias for each in params),
             has_repetition=any(each.repetition_penalty != 1.0 for each in params),
             has_subtraction=any(
                 each.frequency_penalty != 0.0 or each.presence_penalty != 0.0 for each in params
             ),
             has_top_k=bool(top_ks),
-            is_top_k_small=bool(top_ks) and max(top_ks) <= TOP_K_SMALL,
+            top_k_max=TOP_K_SMALL if 0 < max(top_ks, default=0) <= TOP_K_SMALL else None,
             has_top_p=any(each.top_p < 1.0 for each in drawn),
             has_min_p=any(each.min_p > 0.0 for each in drawn),
             has_logprobs=any(each.logprobs is not None for each in params),
@@ -222,29 +220,21 @@ class Sampler:
             logits = subtract(logits, counts, frequency, presence)
         return logits
 
-    def filters(self, slots: Tensor, traits: BatchTraits) -> RowFilters:
-        """What the rows asked for, [R] each."""
-        numbers = self._numbers[slots]
-        return RowFilters(
-            temperature=numbers[:, 0],
-            top_k=self._integers[slots, 1] if traits.has_top_k else None,
-            is_top_k_small=traits.is_top_k_small,
-            top_p=numbers[:, 1] if traits.has_top_p else None,
-            min_p=numbers[:, 2] if traits.has_min_p else None,
-        )
-
     def _pick(
         self, adjusted: Tensor, slots: Tensor, positions: Tensor, traits: BatchTraits
     ) -> Tensor:
         if traits.is_all_greedy:
             return adjusted.argmax(1)
-        filters = self.filters(slots, traits)
-        noise = uniforms(self._integers[slots, 0], positions)
-        drawn = draw(filtered_weights(adjusted, filters), noise)
-        # Padding rows are greedy whatever the traits say, but nobody reads their tokens.
-        if not traits.has_greedy:
-            return drawn
-        return torch.where(filters.temperature == 0.0, adjusted.argmax(1), drawn)
+        numbers, integers = self._numbers[slots], self._integers[slots]
+        return self._ops.sample(
+            adjusted,
+            uniforms(integers[:, 0], positions),
+            temperature=numbers[:, 0],
+            top_k=integers[:, 1] if traits.has_top_k else None,
+            top_p=numbers[:, 1] if traits.has_top_p else None,
+            min_p=numbers[:, 2] if traits.has_min_p else None,
+            top_k_max=traits.top_k_max,
+        )
 
     def _chunks(self, num_rows: int) -> Iterator[slice]:
         is_cpu = self.device.type == "cpu"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 WEIGHT_BITS = 44  # 2**18 tokens of the largest weight still sum below 2**63
 VOCAB_SIZE_MAX = 1 << (62 - WEIGHT_BITS)
+COLDEST = 1e-300
 
 
 def sample(
@@ -22,6 +23,7 @@ def sample(
     top_k: Tensor | None = None,  # [R] int64; 0: all
     top_p: Tensor | None = None,  # [R]
     min_p: Tensor | None = None,  # [R]
+    top_k_max: int | None = None,  # no top_k is larger; a small one saves time
     out: Tensor | None = None,
 ) -> Tensor:
     """int64 [R]: the token at which the cumulative weight, in vocabulary order, passes uniform ·
@@ -31,17 +33,43 @@ def sample(
     likeliest; the fewest likeliest that hold `top_p` of the mass; those of at least `min_p` times
     the likeliest. What ties with the last one kept is kept. At most VOCAB_SIZE_MAX tokens.
     """
-    tokens = logits.argmax(dim=1)
-    if temperature is not None:
-        weights = weights_of(logits, temperature)
-        if top_k is not None:
-            keep(weights, is_in_top_k(logits, top_k))
-        if top_p is not None:
-            keep(weights, is_in_top_p(logits, weights, top_p))
-        if min_p is not None:
-            keep(weights, is_in_min_p(weights, min_p))
-        tokens = torch.where(temperature == 0.0, tokens, draw(weights, uniforms))
+    if temperature is None:
+        tokens = logits.argmax(dim=1)
+    else:
+        is_greedy = temperature == 0.0
+        # So cold that only the largest logit keeps a weight: the draw at 0 is then its first.
+        weights = filtered_weights(
+            logits,
+            torch.where(is_greedy, COLDEST, temperature.double()),
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            top_k_max=top_k_max,
+        )
+        tokens = draw(weights, torch.where(is_greedy, 0.0, uniforms))
     return tokens if out is None else out.copy_(tokens)
+
+
+def filtered_weights(
+    logits: Tensor,
+    temperature: Tensor,
+    *,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    top_k_max: int | None = None,
+) -> Tensor:
+    """int64 [R, V]: what `sample` draws with; 0 for what a filter took out."""
+    weights = weights_of(logits, temperature)
+    if top_k is not None and top_k_max is not None:
+        keep(weights, is_among_best(logits, top_k, top_k_max))
+    elif top_k is not None:
+        keep(weights, is_in_top_k(logits, top_k))
+    if top_p is not None:
+        keep(weights, is_in_top_p(logits, weights, top_p))
+    if min_p is not None:
+        keep(weights, is_in_min_p(weights, min_p))
+    return weights
 
 
 def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -58,6 +86,14 @@ def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
 def keep(weights: Tensor, is_kept: Tensor) -> None:
     """Sets all others to 0, in place; a product is faster on a CPU than `torch.where`."""
     weights *= is_kept.to(torch.int64)
+
+
+def is_among_best(logits: Tensor, top_k: Tensor, top_k_max: int) -> Tensor:
+    """The same as `is_in_top_k` by a partial sort of the best `top_k_max`."""
+    num_best = min(top_k_max, logits.shape[1])
+    best = logits.topk(num_best, dim=1).values
+    last = best.gather(1, (top_k - 1).clamp(0, num_best - 1).unsqueeze(1))
+    return logits >= torch.where(top_k.unsqueeze(1) == 0, -torch.inf, last)
 
 
 def is_in_top_k(logits: Tensor, top_k: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from backend.sampling.draw import (
-    TOP_K_SMALL,
-    WEIGHT_BITS,
-    RowFilters,
-    draw,
-    filtered_weights,
-    weights_of,
-)
+from backend.sampling.sampler import TOP_K_SMALL
+from kernels.reference.sample import WEIGHT_BITS, draw, filtered_weights, weights_of
+
+Filters = dict[str, Any]
 
 
 def rows_of(num_rows: int, vocab_size: int, seed: int = 0, spread: float = 3.0) -> Tensor:
@@ -42,21 +39,21 @@ def filters_of(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> RowFilters:
+) -> Filters:
     def column(value: float) -> Tensor:
         return torch.full((num_rows,), value, dtype=torch.float64)
 
-    return RowFilters(
-        temperature=column(temperature),
-        top_k=torch.full((num_rows,), top_k) if top_k else None,
-        is_top_k_small=0 < top_k <= TOP_K_SMALL,
-        top_p=column(top_p) if top_p < 1.0 else None,
-        min_p=column(min_p) if min_p else None,
-    )
+    return {
+        "temperature": column(temperature),
+        "top_k": torch.full((num_rows,), top_k) if top_k else None,
+        "top_k_max": TOP_K_SMALL if 0 < top_k <= TOP_K_SMALL else None,
+        "top_p": column(top_p) if top_p < 1.0 else None,
+        "min_p": column(min_p) if min_p else None,
+    }
 
 
-def probabilities(logits: Tensor, filters: RowFilters) -> Tensor:
-    weights = filtered_weights(logits, filters)
+def probabilities(logits: Tensor, filters: Filters) -> Tensor:
+    weights = filtered_weights(logits, **filters)
     return weights.double() / weights.sum(1, keepdim=True)
 
 
@@ -146,13 +143,12 @@ def test_both_ways_to_find_the_top_k_agree(top_k: int) -> None:
     logits = rows_of(6, 700).round(decimals=1)  # many ties
     small = filters_of(6, top_k=top_k)
 
-    counted = RowFilters(small.temperature, small.top_k, is_top_k_small=False)
+    kept = filtered_weights(logits, **{**small, "top_k_max": None})
 
-    kept = filtered_weights(logits, counted)
     last = logits.sort(1, descending=True).values[:, top_k - 1 : top_k]
     assert torch.equal(kept > 0, logits >= last)
     if top_k <= TOP_K_SMALL:
-        assert torch.equal(kept, filtered_weights(logits, small))
+        assert torch.equal(kept, filtered_weights(logits, **small))
 
 
 @pytest.mark.parametrize("vocab_size", [97, 4099])
@@ -164,8 +160,14 @@ def test_a_row_does_not_depend_on_the_others_or_their_number(vocab_size: int) ->
 
     def weights(rows: slice) -> Tensor:
         temperature, top_p, min_p = (column[rows] for column in columns)
-        filters = RowFilters(temperature, top_k[rows], True, top_p, min_p)
-        return filtered_weights(logits[rows], filters)
+        return filtered_weights(
+            logits[rows],
+            temperature,
+            top_k=top_k[rows],
+            top_k_max=TOP_K_SMALL,
+            top_p=top_p,
+            min_p=min_p,
+        )
 
     together = weights(slice(0, 16))
     tokens = draw(together, noise)
@@ -178,7 +180,7 @@ def test_a_row_does_not_depend_on_the_others_or_their_number(vocab_size: int) ->
 
 def test_draw_gives_each_token_exactly_its_share_of_the_unit_interval() -> None:
     logits = rows_of(3, 50, spread=1.5)
-    weights = filtered_weights(logits, filters_of(3, top_k=9))
+    weights = filtered_weights(logits, **filters_of(3, top_k=9))
     total = weights.sum(1, keepdim=True).double()
     ends = weights.cumsum(1).double() / total
     starts = ends - weights.double() / total
@@ -203,10 +205,10 @@ def test_a_row_that_is_no_number_stays_in_the_vocabulary_and_spares_the_others(b
     logits = rows_of(3, 64)
     filters = filters_of(3, top_k=5, top_p=0.5, min_p=0.1)
     noise = torch.full((3,), 0.5, dtype=torch.float64)
-    clean = draw(filtered_weights(logits, filters), noise)
+    clean = draw(filtered_weights(logits, **filters), noise)
     logits[1] = bad
 
-    drawn = draw(filtered_weights(logits, filters), noise)
+    drawn = draw(filtered_weights(logits, **filters), noise)
 
     assert 0 <= drawn[1] < 64
     assert torch.equal(drawn[[0, 2]], clean[[0, 2]])

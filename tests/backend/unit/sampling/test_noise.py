@@ -10,20 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from backend.sampling.noise import as_int64, mix, uniforms
-
-MASK = (1 << 64) - 1
-GAMMA = 0x9E3779B97F4A7C15
-
-
-def mix_by_hand(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def uniform_by_hand(seed: int, position: int) -> float:
-    hashed = mix_by_hand((mix_by_hand((seed + GAMMA) & MASK) + (position + 1) * GAMMA) & MASK)
-    return ((hashed >> 12) + 0.5) / 2**52
+from tests.support.sampling_requests import GAMMA, MASK, uniform_by_hand
 
 
 def grid(num_seeds: int, num_positions: int, first_seed: int = 0) -> np.ndarray:

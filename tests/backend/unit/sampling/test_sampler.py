@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from backend.errors import BadRequest, SetupError
@@ -16,7 +14,8 @@ from backend.sampling.penalties import repeat
 from backend.sampling.sampler import BatchTraits, Sampler
 from backend.sampling.verify import verify
 from backend.speculate.protocol import Proposal
-from tests.backend.unit.sampling.support import (
+from tests.support.no_host_sync import no_host_sync
+from tests.support.sampling_requests import (
     EVERY_KIND,
     VOCAB,
     Request,
@@ -24,20 +23,6 @@ from tests.backend.unit.sampling.support import (
     random_logits,
     some_requests,
 )
-
-
-class NoHostSync(TorchDispatchMode):
-    """Fails at any op whose result depends on reading values on the host."""
-
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func)
-        assert not any(word in name for word in self.FORBIDDEN), name
-        if "index" in name:
-            indices = [i for a in args if isinstance(a, list) for i in a if i is not None]
-            assert all(i.dtype != torch.bool for i in indices), name
-        return func(*args, **(kwargs or {}))
 
 
 def step_of(requests: list[Request]) -> tuple[Sampler, torch.Tensor, torch.Tensor, BatchTraits]:
@@ -123,13 +108,13 @@ def test_traits_say_what_the_step_must_compute() -> None:
     kinds = EVERY_KIND
 
     assert Sampler.traits(kinds[:1]) == BatchTraits()
-    assert Sampler.traits(kinds[1:2]) == BatchTraits(is_all_greedy=False, has_greedy=False)
+    assert Sampler.traits(kinds[1:2]) == BatchTraits(is_all_greedy=False)
     assert Sampler.traits(kinds[5:6]).is_all_greedy
     assert Sampler.traits(kinds[5:6]).has_subtraction
     everything = Sampler.traits(kinds)
     assert everything.num_top_logprobs == 5
-    assert everything.is_top_k_small
-    assert not Sampler.traits([SamplingParams(max_tokens=1, top_k=65)]).is_top_k_small
+    assert everything.top_k_max == 64
+    assert Sampler.traits([SamplingParams(max_tokens=1, top_k=65)]).top_k_max is None
     assert Sampler.traits([SamplingParams(max_tokens=1, logprobs=6)]).num_top_logprobs == 20
     assert hash(everything) != hash(BatchTraits())
 
@@ -244,25 +229,17 @@ def test_a_step_reads_no_value_on_the_host_and_keeps_its_tables_in_place() -> No
     sampler, slots, positions, traits = step_of(requests)
     logits = random_logits(9, 2, VOCAB)
     drafts = Proposal(torch.ones((9, 1), dtype=torch.int64), torch.ones(9, dtype=torch.int64))
-    tables = (sampler.tables.counts, sampler.tables.in_prompt, sampler.tables.bias)
-    storage = [table.data_ptr() for table in tables]
 
-    with NoHostSync():
+    def tables() -> dict[str, torch.Tensor]:
+        tables = sampler.tables
+        return {"counts": tables.counts, "in_prompt": tables.in_prompt, "bias": tables.bias}
+
+    with no_host_sync(tables):
         sampled = sampler.sample(logits[:, 0], slots, positions, traits)
         sampler.sample(logits[:, 0], slots, positions, sampler.traits(EVERY_KIND[:1]))
         verified = verify(logits, drafts, slots, positions, sampler, traits)
         sampler.commit(slots, sampled.tokens.unsqueeze(1), torch.ones_like(slots))
         sampler.commit(slots, verified.tokens, verified.num_tokens)
-
-    assert [table.data_ptr() for table in tables] == storage
-
-
-def test_the_gate_for_host_syncs_finds_them() -> None:
-    x = torch.arange(4)
-
-    for sync in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: x[x > 1]):
-        with pytest.raises(AssertionError), NoHostSync():
-            sync()
 
 
 def test_repetition_is_what_transformers_makes_of_it() -> None:

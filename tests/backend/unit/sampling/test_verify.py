@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from backend.sampling.draw import RowFilters, filtered_weights
 from backend.sampling.params import SamplingParams
 from backend.sampling.sampler import Sampler
 from backend.sampling.verify import verify
 from backend.speculate.protocol import Proposal
-from tests.backend.unit.sampling.support import (
+from kernels.reference.sample import filtered_weights
+from tests.support.sampling_requests import (
     EVERY_KIND,
     VOCAB,
     Request,
@@ -183,11 +183,8 @@ def joint_distribution(model: Model, params: SamplingParams, length: int) -> dic
         for text, mass in found.items():
             weights = filtered_weights(
                 model.logits([1, 2, *text]).unsqueeze(0),
-                RowFilters(
-                    torch.tensor([params.temperature]).double(),
-                    top_k=torch.tensor([params.top_k]),
-                    is_top_k_small=True,
-                ),
+                torch.tensor([params.temperature]).double(),
+                top_k=torch.tensor([params.top_k]),
             )[0].double()
             for token, share in enumerate((weights / weights.sum()).tolist()):
                 if share > 0.0:
@@ -216,7 +213,6 @@ def speculated(model: Model, params: SamplingParams, seeds: range) -> np.ndarray
     return torch.stack([first.tokens[:, 0], plain_second], 1).numpy()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_a_hundred_thousand_draws_have_the_joint_distribution_of_the_model(top_k: int) -> None:
     model = Model(5, vocab_size=6)

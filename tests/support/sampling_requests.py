@@ -10,9 +10,10 @@ from torch import Tensor
 
 from backend.sampling.params import SamplingParams
 from backend.sampling.sampler import Sampler
-from tests.backend.unit.sampling.test_noise import uniform_by_hand
 
 VOCAB = 23
+MASK = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
 
 EVERY_KIND = (
     SamplingParams(max_tokens=9, temperature=0.0),
@@ -27,6 +28,17 @@ EVERY_KIND = (
         presence_penalty=1.1, repetition_penalty=0.8, logit_bias={1: 1.0}, logprobs=0,
     ),
 )  # fmt: skip
+
+
+def mix_by_hand(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def uniform_by_hand(seed: int, position: int) -> float:
+    hashed = mix_by_hand((mix_by_hand((seed + GAMMA) & MASK) + (position + 1) * GAMMA) & MASK)
+    return ((hashed >> 12) + 0.5) / 2**52
 
 
 def random_logits(*shape: int, seed: int = 0) -> Tensor:
