@@ -14,16 +14,25 @@ from torch import Tensor
 
 from backend.config import RopeConfig, RopeScaling
 
+POSITIONS_AT_ONCE = 16384  # in float64, whatever the context
+
 
 def cos_sin_table(rope: RopeConfig, context_len: int, device: torch.device) -> Tensor:
     """[context_len, rotary_dim] float32: the cosines of all frequencies, then their sines.
 
     Computed in float64, so that a position far into the context has no rounded angle.
     """
-    positions = torch.arange(context_len, dtype=torch.float64)
-    angles = torch.outer(positions, inverse_frequencies(rope))
-    table = torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope)
-    return table.to(dtype=torch.float32, device=device)
+    frequencies = inverse_frequencies(rope)
+    factor = attention_factor(rope)
+    half = len(frequencies)
+    table = torch.empty(context_len, 2 * half, dtype=torch.float32)
+    for start in range(0, context_len, POSITIONS_AT_ONCE):
+        part = table[start : start + POSITIONS_AT_ONCE]
+        positions = torch.arange(start, start + len(part), dtype=torch.float64)
+        angles = torch.outer(positions, frequencies)
+        part[:, :half] = angles.cos() * factor
+        part[:, half:] = angles.sin() * factor
+    return table.to(device)
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:

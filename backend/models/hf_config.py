@@ -40,6 +40,9 @@ INERT_KEYS = _keys(
     """
 )
 
+NUM_LAYERS_MAX = 1024  # a spoilt number must not make a list of millions of tensors
+ROPE_THETA = 10000.0  # where nothing is said: that of the paper
+
 _ROPE_TYPES = {
     "default": RopeScaling.NONE,
     "linear": RopeScaling.LINEAR,
@@ -90,11 +93,14 @@ def decoder_config(
             f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
     context_len = positive_int(raw, "max_position_embeddings")
+    num_layers = positive_int(raw, "num_hidden_layers")
+    if num_layers > NUM_LAYERS_MAX:
+        raise BadCheckpoint(f"num_hidden_layers {num_layers} is more than {NUM_LAYERS_MAX}")
     return ModelConfig(
         family=family,
         vocab_size=positive_int(raw, "vocab_size"),
         hidden_size=hidden_size,
-        num_layers=positive_int(raw, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -111,23 +117,20 @@ def decoder_config(
 
 def rope_config(raw: Mapping[str, Any], head_dim: int, context_len: int) -> RopeConfig:
     """Both spellings: `rope_theta` with `rope_scaling`, or all in `rope_parameters`."""
-    given: dict[str, Any] = {
-        **(raw.get("rope_scaling") or {}),
-        **(raw.get("rope_parameters") or {}),
-    }
-    theta = given.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
+    given = {**_object(raw, "rope_scaling"), **_object(raw, "rope_parameters")}
+    theta = given.pop("rope_theta", None) or raw.get("rope_theta") or ROPE_THETA
     old_name = given.pop("type", None)
     named = given.pop("rope_type", None) or old_name or "default"
     partial = given.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise BadCheckpoint(f"partial_rotary_factor {partial} is not supported")
-    scaling = _ROPE_TYPES.get(named)
+    scaling = _ROPE_TYPES.get(str(named))
     if scaling is None:
         known = ", ".join(sorted(_ROPE_TYPES))
         raise BadCheckpoint(f"rope type {named!r} is not supported; known: {known}")
     values = _rope_values(given, named, scaling)
     return RopeConfig(
-        theta=float(theta),
+        theta=positive_float({"rope_theta": theta}, "rope_theta"),
         rotary_dim=head_dim,
         scaling=scaling,
         factor=values.get("factor", 1.0),
@@ -171,7 +174,7 @@ def _refusals(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         raw.get("sliding_window") and raw.get("use_sliding_window") is None
     ):
         yield "sliding_window", "only full attention"
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or ()):
+    if any(kind != "full_attention" for kind in _list(raw, "layer_types")):
         yield "layer_types", "only full_attention"
     if raw.get("quantization_config"):
         yield "quantization_config", "take unquantized weights or a GGUF file"
@@ -182,6 +185,20 @@ def _refusals(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("is_encoder_decoder", "add_cross_attention"):
         if raw.get(key):
             yield key, "only decoder-only models"
+
+
+def _object(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise BadCheckpoint(f"{key} must be an object, not {value!r}")
+    return value
+
+
+def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
+    value = raw.get(key) or []
+    if not isinstance(value, list):
+        raise BadCheckpoint(f"{key} must be a list, not {value!r}")
+    return value
 
 
 def positive_int(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -25,6 +25,9 @@ from backend.models.registry import family_of_gguf, family_of_hf
 from backend.models.safetensors_files import PICKLE_SUFFIXES, SafetensorsDirectory, read_json
 from kernels.dispatch import Ops, select
 
+# Bounds the table of cosines and sines: 512 MiB at a head size of 128.
+POSITIONS_MAX = 2**20
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
@@ -112,6 +115,10 @@ def context_len(config: ModelConfig, engine_config: EngineConfig) -> int:
     if wanted > config.context_len_max:
         raise SetupError(
             f"a context of {wanted} tokens is more than the model's {config.context_len_max}"
+        )
+    if wanted > POSITIONS_MAX:
+        raise SetupError(
+            f"the model has a context of {wanted} tokens; set one of at most {POSITIONS_MAX}"
         )
     return wanted
 
