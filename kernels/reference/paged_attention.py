@@ -55,7 +55,7 @@ def paged_attention(
     num_keys = num_blocks * block_size
     places = torch.arange(num_keys, device=q.device)
     ends = context_lens[:, None]
-    heads = torch.arange(num_kv_heads, device=q.device)[:, None]
+    heads = torch.arange(num_kv_heads, dtype=block_tables.dtype, device=q.device)[:, None]
     rows = (block_tables[:, None] * num_kv_heads + heads).view(-1)
     keys = k_cache.view(-1, block_size, head_dim).index_select(0, rows)
     values = v_cache.view(-1, block_size, head_dim).index_select(0, rows)
@@ -71,11 +71,12 @@ def paged_attention(
     grouped = (num_sequences, query_len, num_kv_heads, -1, head_dim)
     queries, results = q.view(grouped), out.view(grouped)
     factor = scale if k_scale is None else k_scale.reshape(-1, 1, 1, 1) * scale
-    rows_at_once = max(1, SCORES_MAX // (num_sequences * q.shape[1] * num_keys))
+    rows_at_once = max(1, SCORES_MAX // max(1, num_sequences * q.shape[1] * num_keys))
     for begin in range(0, query_len, rows_at_once):
         part = slice(begin, min(begin + rows_at_once, query_len))
+        steps = torch.arange(part.start, part.stop, device=q.device)
         hidden = _hidden(
-            places, ends, query_starts[:, None], _range(part, q),
+            places, ends, query_starts[:, None], steps,
             mask=mask, mask_bits=mask_bits, window=window,
         )  # fmt: skip
         folded = queries[:, part].permute(0, 2, 3, 1, 4).float() * factor
@@ -87,10 +88,6 @@ def paged_attention(
             result *= v_scale.reshape(-1, 1, 1, 1)
         results[:, part].copy_(result.permute(0, 3, 1, 2, 4))
     return out
-
-
-def _range(part: slice, like: Tensor) -> Tensor:
-    return torch.arange(part.start, part.stop, device=like.device)
 
 
 def _masked(scores: Tensor, hidden: Tensor, soft_cap: float) -> Tensor:

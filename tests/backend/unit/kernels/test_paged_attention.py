@@ -175,6 +175,14 @@ def test_padding_sequence_gives_zeros_and_leaves_the_others_alone(ops: Ops) -> N
     assert got[1].unique().tolist() == [0.0]
 
 
+def test_group_without_sequences_gives_nothing() -> None:
+    case = Case(1, (9, 6))
+    case.q, case.tables = case.q[:0], case.tables[:0]
+    case.context_lens, case.starts = case.context_lens[:0], case.starts[:0]
+
+    assert case.run(select("cpu", "reference")).shape == (0, 6, 16)
+
+
 def test_rows_behind_the_context_do_not_disturb_real_ones(ops: Ops) -> None:
     # A chunk of 5 with 3 real tokens: the last two rows stand behind the end.
     case = Case(5, (11,))
