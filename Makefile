@@ -1,4 +1,6 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
+# TORCH="..." is what `pip install` is given for torch instead of the build found fitting.
+export TORCH
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,12 +11,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on by run, test and bench'
+	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on by run, test and bench;'
+	@echo '  LITE=1 runs without a model of its own (300 MB less); TORCH="torch==..." chooses its build'
 
 setup: $(VENV)/.installed ## make .venv from the lock (run, test and check do it by themselves)
 
 run: $(VENV)/.runnable ## start LoopRouter: prints the status page, one key and a curl line
-	@$(BIN)/looprouter up $(ARGS)
+	@$(if $(LITE),:,$(BIN)/python deploy/set_up_backend.py)
+	@$(BIN)/looprouter up $(if $(LITE),--lite) $(ARGS)
 
 test: setup ## run all tests; says what is missing for those it cannot run
 	@$(BIN)/python tests/run_tests.py $(ARGS)
@@ -61,5 +65,9 @@ $(VENV)/.locked: $(VENV)/.runtime
 	@$(PIP) install --require-hashes --only-binary :all: --no-compile -r requirements.lock
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.runnable $(VENV)/.locked
+$(VENV)/.torch: deploy/install_torch.py pyproject.toml $(VENV)/.locked
+	@$(BIN)/python deploy/install_torch.py --triton
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.runnable $(VENV)/.torch
 	@touch $@

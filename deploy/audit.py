@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ LOCK = ROOT / "requirements.lock"
 BUILD = ROOT / "build"
 OURS = "looprouter"
 
-# Not in the lock by decision (each machine takes its own build), with what they alone bring.
+# Not in the lock by decision: each machine takes its own build.
 NOT_LOCKED = frozenset({"torch", "triton", OURS})
 
 # A .pth file runs at every start of Python. These are known; any other, or a line of code in a
@@ -62,12 +62,43 @@ def read_lock(text: str) -> dict[str, Locked]:
     return found
 
 
-def lock_findings(locked: dict[str, Locked], installed: dict[str, str]) -> Iterator[str]:
+def brought_by_torch(requires: Callable[[str], list[str] | None]) -> frozenset[str]:
+    """What torch's own build needs all levels down: a CUDA one brings a dozen libraries.
+
+    `requires`: the requirements of an installed package, None of one that is not installed.
+    """
+    found: set[str] = set()
+    names = ["torch"]
+    while names:
+        for text in requires(names.pop()) or ():
+            needed = re.match(r"[A-Za-z0-9._-]+", text)
+            if needed is None or "extra ==" in text:
+                continue
+            name = normal(needed[0])
+            if name not in found and requires(name) is not None:
+                found.add(name)
+                names.append(name)
+    return frozenset(found)
+
+
+def requirements_of(name: str) -> list[str] | None:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lock_findings(
+    locked: dict[str, Locked],
+    installed: dict[str, str],
+    *,
+    of_torch: frozenset[str] = frozenset(),
+) -> Iterator[str]:
     """What is installed but not locked, or in another version. Missing ones are pip's business
-    (environment markers), extra ones are not.
+    (environment markers), extra ones are not, but for those that torch brings (`of_torch`).
     """
     for name, version in sorted(installed.items()):
-        if name in NOT_LOCKED:
+        if name in NOT_LOCKED or (name in of_torch and name not in locked):
             continue
         if name not in locked:
             yield f"{name} {version} is installed but not in requirements.lock"
@@ -161,7 +192,8 @@ def write_sbom() -> Path:
 
 def main() -> int:
     locked = read_lock(LOCK.read_text())
-    findings = list(lock_findings(locked, installed_versions()))
+    of_torch = brought_by_torch(requirements_of)
+    findings = list(lock_findings(locked, installed_versions(), of_torch=of_torch))
     num_distributions = 0
     for distribution in metadata.distributions():
         num_distributions += 1

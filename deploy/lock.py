@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from pip._internal.models.link import Link
@@ -27,12 +28,19 @@ NOT_LOCKED = ("torch", "triton")
 OTHER_PYTHONS = ("async-timeout>=4.0.3",)
 # What installing the checkout itself in place takes, beside the build system.
 EDITABLE = ("editables",)
+# What torch needs (a test compares it with torch's own word): locked, so that torch alone is not.
+NEEDED_BY_TORCH = (
+    *("filelock", "fsspec>=0.8.5", "jinja2", "networkx>=2.5.1", "setuptools>=77.0.3"),
+    *("sympy>=1.13.3", "typing-extensions>=4.10"),
+)
 
 HEADER = """\
 # Every package that `make run` and `make test` install, with its hashes. Written by `make lock`.
 # Install with: pip install --require-hashes -r requirements.lock
-# `make run` installs only the part above the mark, so that a newcomer need not wait for the tests'.
+# `make run LITE=1` installs only what is above the first mark, `make run` what is above the second,
+# so that a newcomer need not wait for the tests'. torch and triton: deploy/install_torch.py.
 """
+BACKEND_MARK = "# --- below: only for the backend, beside torch ---"
 MARK = "# --- below: only for tests and development ---"
 
 
@@ -88,34 +96,50 @@ def trust_announced_hashes() -> None:
     PyPIRepository._get_file_hash = announced
 
 
-def split(body: str, needed: set[str]) -> tuple[list[str], list[str]]:
-    """The lock's entries in two parts: what `needed` needs, all levels down, and the rest."""
+def split(body: str, *needed: set[str]) -> list[list[str]]:
+    """
+    The lock's entries in parts: what the first of `needed` needs, all levels down, what the next
+    needs beside that, and so on; last of all the rest.
+    """
     lines = [line for line in body.splitlines() if not line.startswith("#")]
     entries = re.split(r"\n(?=[a-z0-9])", "\n".join(lines).strip("\n"))
     parents: dict[str, set[str]] = {}
     for entry in entries:
         via = re.search(r"# via (.*)", entry)
         parents[requirement_name(entry)] = set(via[1].split(", ")) if via is not None else set()
-    kept = {name for name in parents if name in needed}
-    while grown := {name for name, via in parents.items() if via & kept} - kept:
-        kept |= grown
-    first = [entry for entry in entries if requirement_name(entry) in kept]
-    return first, [entry for entry in entries if requirement_name(entry) not in kept]
+    parts, kept = [], set[str]()
+    for names in needed:
+        before = set(kept)
+        kept |= parents.keys() & names
+        while grown := {name for name, via in parents.items() if via & kept} - kept:
+            kept |= grown
+        parts.append([each for each in entries if requirement_name(each) in kept - before])
+    return [*parts, [each for each in entries if requirement_name(each) not in kept]]
+
+
+def names_of(requirements: Iterable[str]) -> set[str]:
+    return {requirement_name(each) for each in requirements}
 
 
 def main() -> int:
     trust_announced_hashes()
     with (ROOT / "pyproject.toml").open("rb") as file:
         described = tomllib.load(file)
-    requirements = wanted(described["project"], EXTRAS) + described["build-system"]["requires"]
-    requirements += OTHER_PYTHONS
+    project, build = described["project"], described["build-system"]["requires"]
+    requirements = [*wanted(project, EXTRAS), *build, *OTHER_PYTHONS, *NEEDED_BY_TORCH]
     current = LOCK.read_text() if LOCK.exists() else ""
     body = compiled(sorted(set(requirements)), current, upgrade="--upgrade" in sys.argv[1:])
-    to_run = [*described["project"]["dependencies"], *described["build-system"]["requires"]]
-    needed = {requirement_name(each) for each in [*to_run, *EDITABLE, *OTHER_PYTHONS]}
-    first, rest = split(body, needed)
-    LOCK.write_text(HEADER + "\n".join([*first, MARK, *rest]) + "\n")
-    print(f"requirements.lock: {len(first)} packages to run, {len(rest)} more to develop")
+    to_serve = [*wanted({**project, "dependencies": []}, ("backend",)), *NEEDED_BY_TORCH]
+    run, backend, rest = split(
+        body,
+        names_of([*project["dependencies"], *build, *EDITABLE, *OTHER_PYTHONS]),
+        names_of(to_serve),
+    )
+    LOCK.write_text(HEADER + "\n".join([*run, BACKEND_MARK, *backend, MARK, *rest]) + "\n")
+    print(
+        f"requirements.lock: {len(run)} packages to run, {len(backend)} more to serve a model, "
+        f"{len(rest)} more to develop"
+    )
     return 0
 
 

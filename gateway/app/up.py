@@ -222,7 +222,8 @@ def greeting(
 ) -> str:
     """What a newcomer needs: the page, the key, a line that works. `own`: a model that loads."""
     budget = "a new key with a $5 budget" if is_new else "the key of your last run"
-    labels = "  (simulated providers: no real model, no real money)" if is_demo else ""
+    real = "one real model on this machine" if own else "no real model"
+    labels = f"  (simulated providers: no real money; {real})" if is_demo else ""
     loading = f"  own model    {own}: a real one, it joins in a moment\n" if own else ""
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     return (

@@ -20,12 +20,16 @@ from packaging.utils import canonicalize_name
 from deploy.audit import (
     NOT_LOCKED,
     Locked,
+    brought_by_torch,
     file_findings,
     hook_findings,
     lock_findings,
     read_lock,
+    requirements_of,
 )
-from deploy.lock import EXTRAS, wanted
+from deploy.install_torch import CPU_INDEX, pinned, torch_source
+from deploy.lock import BACKEND_MARK, EXTRAS, MARK, NEEDED_BY_TORCH, wanted
+from deploy.set_up_backend import TESTS_MARK
 from tests.support.source_tree import ROOT
 
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -77,6 +81,80 @@ def test_f23_torch_and_triton_are_pinned_by_version_and_not_in_the_lock() -> Non
     assert set(pinned) == {"torch", "triton"}
     assert all(re.fullmatch(r"==[\d.]+", specifier) for specifier in pinned.values())
     assert not NOT_LOCKED & set(read_lock(LOCK))
+
+
+def test_f23_all_that_torch_needs_is_locked_so_that_it_can_be_installed_alone() -> None:
+    needed = {
+        canonicalize_name(requirement.name): requirement
+        for text in metadata.requires("torch") or ()
+        for requirement in [Requirement(text)]
+        if requirement.marker is None and not requirement.name.startswith(("nvidia", "cuda"))
+    }
+    stated = {canonicalize_name(Requirement(text).name) for text in NEEDED_BY_TORCH}
+    locked = read_lock(LOCK)
+
+    assert needed.keys() - NOT_LOCKED <= stated
+    for name in stated & needed.keys():
+        assert needed[name].specifier.contains(locked[name].version)
+
+
+def test_f23_lock_has_three_parts_and_each_stands_alone() -> None:
+    run, _, rest = LOCK.partition(BACKEND_MARK)
+    backend, _, develop = rest.partition(MARK)
+    parts = [read_lock(text) for text in (run, backend, develop)]
+
+    assert all(parts)
+    assert {"litestar", "httpx", "hatchling"} <= parts[0].keys()
+    assert {"safetensors", "tokenizers", "gguf", "sympy"} <= parts[1].keys()
+    assert {"pytest", "transformers", "ruff"} <= parts[2].keys()
+    assert MARK.startswith(TESTS_MARK)
+    # What the parts above need is above: pip with hashes would refuse the rest.
+    for index, part in enumerate(parts):
+        known = {name for above in parts[: index + 1] for name in above}
+        for name in part:
+            for text in requirements_of(name) or ():
+                requirement = Requirement(text)
+                is_needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+                assert not is_needed or canonicalize_name(requirement.name) in known, (name, text)
+
+
+@pytest.mark.parametrize(
+    ("machine", "source"),
+    [
+        ({"is_linux": True, "has_gpu": False, "has_index": True}, f"--index-url {CPU_INDEX}"),
+        ({"is_linux": True, "has_gpu": True, "has_index": True}, "torch=="),
+        ({"is_linux": True, "has_gpu": False, "has_index": False}, "torch=="),
+        ({"is_linux": False, "has_gpu": False, "has_index": True}, "torch=="),
+    ],
+)
+def test_f23_torch_comes_from_the_cpu_index_only_on_linux_without_a_gpu(
+    machine: dict[str, bool], source: str
+) -> None:
+    found = torch_source("", **machine)
+    chosen = torch_source("torch==2.13.0 --index-url 'https://x/rocm'", **machine)
+
+    assert found[0] == f"torch=={pinned('torch')}"
+    assert ("--index-url" in found) == ("--index-url" in source)
+    assert chosen == ["torch==2.13.0", "--index-url", "https://x/rocm"]
+
+
+def test_f23_libraries_that_a_cuda_torch_brings_are_no_finding_and_strangers_are() -> None:
+    needs = {
+        "torch": ["filelock", "nvidia-cublas==13.1; platform_system == 'Linux'", "absent>=1"],
+        "nvidia-cublas": ["nvidia-nvrtc", "numpy; extra == 'x'"],
+        "nvidia-nvrtc": [],
+        "filelock": [],
+        "numpy": [],
+    }
+    of_torch = brought_by_torch(needs.get)
+    locked = {"filelock": Locked("1.0", frozenset({"0" * 64}))}
+    installed = {"filelock": "2.0", "nvidia-nvrtc": "13", "numpy": "2.0", "torch": "2.13.0+cu130"}
+
+    assert of_torch == {"filelock", "nvidia-cublas", "nvidia-nvrtc"}
+    assert list(lock_findings(locked, installed, of_torch=of_torch)) == [
+        "filelock 2.0 is installed, the lock says 1.0",
+        "numpy 2.0 is installed but not in requirements.lock",
+    ]
 
 
 def test_f23_nothing_locked_pulls_litellm_or_names_a_host() -> None:
