@@ -51,23 +51,12 @@ def paged_attention(
     not reach the result; a context of length 0 gives zeros.
     """
     num_kv_heads, block_size, head_dim = k_cache.shape[1:]
-    num_sequences, num_blocks = block_tables.shape
-    num_keys = num_blocks * block_size
+    num_sequences = block_tables.shape[0]
+    num_keys = block_tables.shape[1] * block_size
     places = torch.arange(num_keys, device=q.device)
     ends = context_lens[:, None]
-    heads = torch.arange(num_kv_heads, dtype=block_tables.dtype, device=q.device)[:, None]
-    rows = (block_tables[:, None] * num_kv_heads + heads).view(-1)
-    keys = k_cache.view(-1, block_size, head_dim).index_select(0, rows)
-    values = v_cache.view(-1, block_size, head_dim).index_select(0, rows)
-    # Stale values may be NaN, and 0 · NaN is NaN: all bits of a value that does not exist go to 0.
-    # As words of 8 bytes that takes a tenth of the time of masked_fill.
-    words = values.view(torch.int64)
-    words = words.view(num_sequences, num_kv_heads, num_keys, words.shape[-1])
-    words &= ((places - ends) >> 63)[:, None, :, None]
+    turned_keys, values = _gathered(k_cache, v_cache, block_tables, places - ends)
     flat = (num_sequences * num_kv_heads, num_keys, head_dim)
-    turned_keys = keys.view(flat).float().transpose(1, 2)
-    values = values.view(flat).float()
-
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     group = q.shape[1] // num_kv_heads
     grouped = (num_sequences, query_len, num_kv_heads, group, head_dim)
@@ -91,6 +80,27 @@ def paged_attention(
             result *= v_scale.reshape(-1, 1, 1, 1)
         results[:, part].copy_(result.permute(0, 3, 1, 2, 4))
     return out
+
+
+def _gathered(
+    k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, behind: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Keys [S KH, D, T] and values [S KH, T, D], float32; `behind` [S, T] is negative where a key
+    exists.
+    """
+    num_kv_heads, block_size, head_dim = k_cache.shape[1:]
+    num_sequences, num_keys = behind.shape
+    heads = torch.arange(num_kv_heads, dtype=block_tables.dtype, device=behind.device)
+    rows = (block_tables[:, None] * num_kv_heads + heads[:, None]).view(-1)
+    keys = k_cache.view(-1, block_size, head_dim).index_select(0, rows)
+    values = v_cache.view(-1, block_size, head_dim).index_select(0, rows)
+    # Stale values may be NaN, and 0 · NaN is NaN: all bits of a value that does not exist go to 0.
+    # As words of 8 bytes that takes a tenth of the time of masked_fill.
+    words = values.view(torch.int64)
+    words = words.view(num_sequences, num_kv_heads, num_keys, words.shape[-1])
+    words &= (behind >> 63)[:, None, :, None]
+    flat = (num_sequences * num_kv_heads, num_keys, head_dim)
+    return keys.view(flat).float().transpose(1, 2), values.view(flat).float()
 
 
 def _masked(scores: Tensor, hidden: Tensor, soft_cap: float) -> Tensor:
