@@ -1,0 +1,247 @@
+"""Between the engine and a draft method: what the method is given, and its drafts put in order.
+
+A method that taps the target's layers is shown every row that the target has computed, so that its
+own cache has no holes: the rows of the decode group in one call, each piece of a prompt in a call
+of its own ("draft prefill"), one step after the target computed them. Other methods are asked once,
+for all decoding sequences together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backend.engine.batch import Batch, HostBuffer
+from backend.engine.interface import SpeculationWish
+from backend.engine.scheduler import Chunk, Step
+from backend.engine.sequence import Sequence as EngineSequence
+from backend.engine.state import SlotState
+from backend.models.interface import FeatureTap
+from backend.speculate.protocol import Proposal, ProposeInput, Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A chunk of a prompt in the step before: where its features lie, and what follows it."""
+
+    chunk: Chunk
+    row_start: int
+    next_token: int  # -1: the one that was drawn
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Where the features of the step before lie."""
+
+    row_of: dict[int, int]  # slot → row of the decode group
+    num_sequences: int
+    query_len: int
+    pieces: list[_Piece]
+
+
+class Drafting:
+    """Shapes: S sequences, N drafts, H hidden."""
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        state: SlotState,
+        *,
+        num_drafts: int,
+        rows_max: int,
+        sequences_max: int,
+        prefills_max: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        device = state.lengths.device
+        self.num_drafts = min(num_drafts, proposer.num_drafts_max)
+        self.features: Mapping[FeatureTap, Tensor] = {
+            tap: torch.zeros((rows_max, hidden_size), dtype=dtype, device=device)
+            for tap in proposer.taps
+        }
+        self._proposer = proposer
+        self._state = state
+        per_decode = ("slots", "decode_slots", "feature_rows", "draft_rows")
+        sizes = dict.fromkeys(per_decode, sequences_max)
+        per_piece = ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
+        sizes |= dict.fromkeys(per_piece, prefills_max)
+        self._host = HostBuffer(sizes, device)
+        self._before = _Layout({}, 0, 1, [])
+        self._going_on: list[EngineSequence] = []
+
+    @property
+    def is_active(self) -> bool:
+        return self.num_drafts > 0 or bool(self.features)
+
+    def limit_of(self, wish: SpeculationWish) -> int:
+        """Drafts a step that one request allows. A wish for another method is a wish for none."""
+        if wish.is_off or wish.method not in (None, self._proposer.name):
+            return 0
+        if wish.num_drafts is None:
+            return self.num_drafts
+        return min(max(0, wish.num_drafts), self.num_drafts)
+
+    def release(self, slot: int) -> None:
+        """The slot's sequence has left; what the step before computed for it is of no use."""
+        self._proposer.release(slot)
+        self._before.row_of.pop(slot, None)
+        self._before.pieces = [
+            each for each in self._before.pieces if each.chunk.sequence.slot != slot
+        ]
+
+    def fill(self, step: Step, batch: Batch) -> None:
+        """The host's part, before anything is launched."""
+        if not self.is_active:
+            return
+        before, write = self._before, self._host.write
+        self._going_on = list(step.decodes)
+        if self.features:
+            self._going_on = [each for each in step.decodes if each.slot in before.row_of]
+            write(
+                "feature_rows",
+                [before.row_of[each.slot] for each in self._going_on],
+                batch.num_sequences,
+            )
+            pieces = before.pieces
+            write("piece_slots", [each.chunk.sequence.slot for each in pieces])
+            write("piece_sizes", [each.chunk.num_tokens for each in pieces])
+            write("piece_next", [each.next_token for each in pieces])
+            write("piece_lengths", [each.chunk.end + 1 for each in pieces])
+        write("slots", [each.slot for each in self._going_on], batch.num_sequences)
+        write("decode_slots", [each.slot for each in step.decodes], batch.num_sequences)
+        write("draft_rows", self._draft_rows(step, batch), batch.num_sequences)
+        self._host.upload()
+
+    def propose(self, step: Step, batch: Batch) -> Proposal | None:
+        """Drafts [S, N] for the decode group in its order, as many valid as each request allows."""
+        if not self.is_active or not (self.features or batch.num_drafts):
+            return None
+        made: list[Proposal | None] = []
+        if self._going_on:
+            made.append(self._proposer.propose(self._group_input(batch)))
+        for index, piece in enumerate(self._before.pieces):
+            proposal = self._proposer.propose(self._piece_input(index, piece, batch))
+            if piece.next_token < 0:
+                made.append(proposal)
+        if batch.num_drafts == 0 or all(each is None for each in made):
+            return None
+        return self._ordered(made, batch)
+
+    def note(self, step: Step, batch: Batch, query_len: int) -> None:
+        """Remembers where the forward that was just launched puts its features."""
+        if not self.features:
+            return
+        pieces = []
+        row = batch.num_sequences * query_len
+        for chunk in step.chunks:
+            next_token = -1 if chunk.is_last else chunk.sequence.token_ids[chunk.end]
+            pieces.append(_Piece(chunk, row, next_token))
+            row += chunk.num_rows
+        row_of = {each.slot: index for index, each in enumerate(step.decodes)}
+        self._before = _Layout(row_of, batch.num_sequences, query_len, pieces)
+
+    def _draft_rows(self, step: Step, batch: Batch) -> list[int]:
+        """Row of each decoding sequence among the drafts as they are made: group, then pieces."""
+        group_rows = batch.num_sequences if self._going_on else 0
+        row_of = {each.slot: row for row, each in enumerate(self._going_on)}
+        ended = [each for each in self._before.pieces if each.next_token < 0]
+        for number, piece in enumerate(ended):
+            row_of[piece.chunk.sequence.slot] = group_rows + number
+        return [row_of[each.slot] for each in step.decodes]
+
+    def _group_input(self, batch: Batch) -> ProposeInput:
+        slots = self._host.take("slots", batch.num_sequences)
+        features = {}
+        if self.features:
+            before = self._before
+            rows = self._host.take("feature_rows", batch.num_sequences)
+            shape = (before.num_sequences, before.query_len, -1)
+            num_rows = before.num_sequences * before.query_len
+            features = {
+                tap: buffer[:num_rows].view(shape).index_select(0, rows)
+                for tap, buffer in self.features.items()
+            }
+        return ProposeInput(
+            slots=slots,
+            last_tokens=self._state.last_tokens.index_select(0, slots),
+            lengths=self._state.lengths.index_select(0, slots),
+            features=features,
+            num_fresh=self._state.num_fresh.index_select(0, slots),
+            num_drafts=batch.num_drafts,
+            histories=[each.token_ids for each in self._going_on],
+            tenants=[each.request.tenant for each in self._going_on],
+        )
+
+    def _piece_input(self, index: int, piece: _Piece, batch: Batch) -> ProposeInput:
+        """After a piece that is not a prompt's last comes the prompt's own next token."""
+        slots, sizes, following, lengths = (
+            self._host.take(name, 1, index)
+            for name in ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
+        )
+        drawn = self._state.last_tokens.index_select(0, slots)
+        rows = slice(piece.row_start, piece.row_start + piece.chunk.num_rows)
+        sequence = piece.chunk.sequence
+        is_last = piece.next_token < 0
+        return ProposeInput(
+            slots=slots,
+            last_tokens=drawn if is_last else following,
+            lengths=lengths,
+            features={tap: buffer[rows].unsqueeze(0) for tap, buffer in self.features.items()},
+            num_fresh=sizes,
+            num_drafts=batch.num_drafts if is_last else 0,
+            histories=[sequence.token_ids if is_last else sequence.token_ids[: piece.chunk.end]],
+            tenants=[sequence.request.tenant],
+        )
+
+    def _ordered(self, made: Sequence[Proposal | None], batch: Batch) -> Proposal:
+        limits = self._state.draft_limits.index_select(
+            0, self._host.take("decode_slots", batch.num_sequences)
+        )
+        only = made[0] if len(made) == 1 and self._going_on else None
+        if only is not None:
+            return Proposal(only.token_ids, torch.minimum(only.num_valid, limits), only.probs)
+        rows = self._host.take("draft_rows", batch.num_sequences)
+        whole = _joined([self._present(each, index, batch) for index, each in enumerate(made)])
+        return Proposal(
+            whole.token_ids.index_select(0, rows),
+            torch.minimum(whole.num_valid.index_select(0, rows), limits),
+            None if whole.probs is None else whole.probs.index_select(0, rows),
+        )
+
+    def _present(self, proposal: Proposal | None, index: int, batch: Batch) -> Proposal:
+        """No drafts as a proposal of none, so that rows can be joined."""
+        if proposal is not None:
+            return proposal
+        num_rows = batch.num_sequences if index == 0 and self._going_on else 1
+        like = self._state.lengths
+        return Proposal(like.new_zeros((num_rows, batch.num_drafts)), like.new_zeros((num_rows,)))
+
+
+def _joined(proposals: Sequence[Proposal]) -> Proposal:
+    """One below the other; where only some know probabilities, the others' are one-hot."""
+    known = next((each.probs for each in proposals if each.probs is not None), None)
+    probs = None
+    if known is not None:
+        probs = torch.cat(
+            [
+                each.probs
+                if each.probs is not None
+                else _one_hot(each.token_ids, known.shape[-1], known.dtype)
+                for each in proposals
+            ]
+        )
+    return Proposal(
+        torch.cat([each.token_ids for each in proposals]),
+        torch.cat([each.num_valid for each in proposals]),
+        probs,
+    )
+
+
+def _one_hot(token_ids: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
+    shape = (*token_ids.shape, vocab_size)
+    zeros = torch.zeros(shape, dtype=dtype, device=token_ids.device)
+    return zeros.scatter_(-1, token_ids.unsqueeze(-1), 1.0)
