@@ -28,8 +28,8 @@ CONTEXT_LEN = 1024  # of one stream
 # How ours holds its weights, and the options of `serve` that say so.
 OUR_MODES: dict[str, tuple[str, ...]] = {
     "int8": ("--quantization", "int8"),
-    "bf16": ("--dtype", "bfloat16"),
-    "fp32": ("--dtype", "float32"),
+    "bf16": ("--dtype", "bfloat16", "--quantization", "none"),
+    "fp32": ("--dtype", "float32", "--quantization", "none"),
 }
 WORKER = Path(__file__).with_name("transformers_worker.py")
 _numbers = itertools.count()
@@ -119,7 +119,9 @@ def _model_at(address: Address) -> str:
 def ours(model: Path, mode: str, threads: int, options: Sequence[str]) -> Iterator[ServerEngine]:
     port = free_port()
     command = serve_command(
-        str(model), port, (*OUR_MODES[mode], "--threads", str(threads), *options)
+        str(model),
+        port,
+        (*OUR_MODES[mode], "--threads", str(threads), "--no-prefix-cache", *options),
     )
     with running(command, port, os.environ) as child:
         model_name = _model_at(child.address)
