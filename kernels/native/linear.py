@@ -36,7 +36,7 @@ class PackedInt8:
     def __init__(self, n: int, k: int, panel: int) -> None:
         num_columns = -(-n // panel) * panel
         self.n, self.k, self.panel = n, k, panel
-        self.brief_rows_max = BRIEF_PRODUCTS_MAX // max(1, n * k)
+        self.brief_rows_max = BRIEF_PRODUCTS_MAX // max(1, 2 * n * k)
         self._panel_bytes = panel * (-(-k // 4) * 4)
         self._packed = torch.zeros(num_columns // panel * self._panel_bytes, dtype=torch.int8)
         self._scales = torch.zeros(num_columns, dtype=torch.float32)

@@ -3,6 +3,10 @@
 Torch's own dynamic quantization has one activation scale a tensor, so that one outlier changes all
 rows. Here every row has its own, and products are summed as integers, which no order can change.
 
+An activation is two int8 digits, the second for what rounding to the first left. With one digit the
+perplexity of SmolLM2-135M rises by 3.0 %, with two by 0.6 %, which is the weights' own rounding
+(2,048 tokens, beside float32). The second costs no memory traffic: weights are read once for both.
+
 Three ways to the sums were measured (torch 2.13, one thread of a Xeon with VNNI, microseconds of
 the product alone at 1, 5, 16 and 64 rows; K, N in brackets):
 
@@ -38,10 +42,11 @@ ZERO_POINT = 128  # of the unsigned activations that oneDNN takes
 PACKED_ELEMENTS_MIN = 800_000  # oneDNN is the faster one from here on, for several rows
 PLAIN_ELEMENTS_MAX = 4_000_000  # above, only the packed form is kept: memory before 20 % at one row
 ROWS_AT_ONCE = 4096  # bounds the float32 copy while a weight is quantized
+LOW_DIGITS = 2.0 * QMAX  # steps of the second digit in one of the first: half a step is its largest
 GPU_ROWS_MIN = 32  # torch._int_mm refuses 16 and fewer there
 
 # Added to a float32 of small magnitude, it leaves the nearest integer (halves to even) in the low
-# bits: one pass for division and rounding. NaN, of 0 / 0, leaves 0 there.
+# bits. NaN, of 0 / 0, leaves 0 there.
 ROUNDING = 1.5 * 2.0**23
 
 
@@ -117,31 +122,36 @@ def linear_int8(
 ) -> Tensor:
     """[R, N] in the dtype of `out`, or of x.
 
-    q = round(x / s) with the row's own s = absmax / 127; result = (Σ q · qweight) · s · scale +
-    bias, in float32 and in that order. A row's result is the same alone or among others, to the
-    bit, also where its neighbours choose another kernel. Raises ValueError if `weight` was packed
-    by another implementation that kept no plain form.
+    With the row's own s = absmax / 127: high = round(x / s), low = round((x / s - high) · 254);
+    result = (Σ low · qweight / 254 + Σ high · qweight) · s · scale + bias, in float32 and in that
+    order. A row's result is the same alone or among others, to the bit, also where its neighbours
+    choose another kernel. Raises ValueError if `weight` was packed by another implementation that
+    kept no plain form.
     """
     values = x.float()
     row_scale = values.abs().amax(dim=1, keepdim=True).div_(QMAX)
-    result = _sums(values, row_scale, weight).mul_(row_scale).mul_(weight.scale)
+    steps = values / row_scale
+    high = torch.round(steps)
+    low = (steps - high).mul_(LOW_DIGITS)
+    high_sums, low_sums = _sums(torch.cat((high, low)), weight).chunk(2)
+    result = (low_sums * (1.0 / LOW_DIGITS) + high_sums).mul_(row_scale).mul_(weight.scale)
     if bias is not None:
         result += bias
     return result.to(x.dtype) if out is None else out.copy_(result)
 
 
-def _sums(values: Tensor, row_scale: Tensor, weight: Int8Weight) -> Tensor:
-    """Σ q · qweight as float32 [R, N]."""
+def _sums(values: Tensor, weight: Int8Weight) -> Tensor:
+    """Σ round(value) · qweight as float32 [R, N]."""
     qweight, packed = weight.qweight, weight.packed
     if isinstance(packed, _OneDnnWeight) and (values.shape[0] > 1 or qweight.is_meta):
-        quantized = _rounded(values, row_scale, ROUNDING + ZERO_POINT).to(torch.uint8)
+        quantized = _rounded(values, ROUNDING + ZERO_POINT).to(torch.uint8)
         sums: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(quantized, 1.0, ZERO_POINT),
             *(packed.prepacked, packed.ones, packed.zeros, None),
             *(1.0, 0, torch.float32, "none", [], ""),
         )
         return sums
-    quantized = _rounded(values, row_scale, ROUNDING).to(torch.int8)
+    quantized = _rounded(values, ROUNDING).to(torch.int8)
     if isinstance(packed, _SplitWeight):
         return _split_sums(quantized, packed)
     if qweight.is_meta:
@@ -165,7 +175,6 @@ def _split_sums(quantized: Tensor, split: _SplitWeight) -> Tensor:
     return (high * 2 + low).float()
 
 
-def _rounded(values: Tensor, row_scale: Tensor, rounding: float) -> Tensor:
-    """int32 whose low byte is round(values / row_scale) plus what `rounding` adds."""
-    start = torch.full((), rounding, device=values.device)
-    return torch.addcdiv(start, values, row_scale).view(torch.int32)
+def _rounded(values: Tensor, rounding: float) -> Tensor:
+    """int32 whose low byte is round(values) plus what `rounding` adds."""
+    return (values + rounding).view(torch.int32)
