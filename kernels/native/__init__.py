@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernels.native import build
+from kernels.native import build, known_answers
 from kernels.native.attention import AttentionKernels
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
@@ -30,14 +30,17 @@ def load(
     name or path (the first of c++, g++, clang++ that is installed by default).
     """
     try:
-        library = _library(build.library(cache_folder, compiler=compiler))
-    except build.BuildError as error:
+        path = build.library(cache_folder, compiler=compiler)
+        if path not in _loaded:
+            library = Library(path)
+            known_answers.check(_ops(library))
+            _loaded[path] = library
+        return _ops(_loaded[path])
+    except (build.BuildError, known_answers.WrongAnswer) as error:
         _log.warning("native kernels are not used: %s", error)
-        return None
     except OSError as error:
         _log.warning("native kernels are not used: the library does not load: %s", error)
-        return None
-    return _ops(library)
+    return None
 
 
 def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
@@ -50,12 +53,6 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
         "linear_int8": int8.linear_int8,
         "pack_int8": int8.pack_int8,
     }
-
-
-def _library(path: Path) -> Library:
-    if path not in _loaded:
-        _loaded[path] = Library(path)
-    return _loaded[path]
 
 
 def set_num_threads(num_threads: int) -> None:

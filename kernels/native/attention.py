@@ -214,7 +214,9 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).contiguous()
 
 
-def _norms(q_norm: Tensor | None, k_norm: Tensor | None) -> tuple[Tensor | None, Tensor | None, int]:
+def _norms(
+    q_norm: Tensor | None, k_norm: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, int]:
     """Both weights in one piece and of one dtype, and what C calls it."""
     kinds = {KINDS.get(each.dtype) for each in (q_norm, k_norm) if each is not None}
     if len(kinds) == 1 and None not in kinds:

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "attention_mask.h"
+#include "attention_memory.h"
 #include "attention_tiles.h"
 #include "pool.h"
 
@@ -13,27 +14,6 @@ namespace {
 
 constexpr int64_t kStateBytesMax = 16 << 20;  // of all chunks together when threads share an item
 constexpr int64_t kItemsPerThread = 2;        // fewer items than this: share them by chunks
-
-// Buffers of one thread while it works on one item.
-struct Buffers {
-  float* turned;   // [head_dim][kKeys]
-  float* values;   // [kKeys][padded_dim]
-  float* queries;  // [kRowsMax][head_dim]
-  float* scores;   // [kTileRows][kKeys]
-  float* states;   // two of State::num_floats
-
-  static int64_t num_floats(const Attention& call) {
-    int64_t dim = call.padded_dim();
-    return dim * kKeys * 2 + kRowsMax * dim + kTileRows * kKeys + 2 * State::num_floats(dim);
-  }
-  static Buffers at(const Attention& call, float* memory) {
-    int64_t dim = call.padded_dim();
-    float* values = memory + dim * kKeys;
-    float* queries = values + dim * kKeys;
-    float* scores = queries + kRowsMax * dim;
-    return Buffers{memory, values, queries, scores, scores + kTileRows * kKeys};
-  }
-};
 
 Item item_at(const Attention& call, int64_t index, int64_t queries_per_item) {
   int64_t parts = (call.query_len + queries_per_item - 1) / queries_per_item;
@@ -57,95 +37,57 @@ Item item_at(const Attention& call, int64_t index, int64_t queries_per_item) {
   return item;
 }
 
-int64_t row_offset(const Attention& call, const Item& item, int64_t row) {
-  int64_t query = item.sequence * call.query_len + item.first + row / call.group;
-  int64_t head = item.kv_head * call.group + row % call.group;
-  return (query * call.num_kv_heads * call.group + head) * call.head_dim;
-}
-
-template <typename Element>
-void read_queries(const Attention& call, const Item& item, float* queries) {
-  float scale = call.scale;
-  if (call.k_scale != nullptr) scale *= call.k_scale[item.kv_head];
-  for (int64_t row = 0; row < item.num_rows; ++row) {
-    const Element* from = (const Element*)call.q + row_offset(call, item, row);
-    for (int64_t d = 0; d < call.head_dim; ++d)
-      queries[row * call.head_dim + d] = to_float(from[d]) * scale;
-  }
-}
-
-// Where the keys and values of block `base` lie; behind `end` the last one is named again.
-template <typename Cached>
-void find_keys(const Attention& call, const Item& item, int64_t base, int64_t end,
-               const Cached** keys, const Cached** values) {
-  const int32_t* table = call.block_tables + item.sequence * call.table_width;
-  int64_t num_keys = end - base < kKeys ? end - base : kKeys;
-  int64_t block = base / call.block_size, offset = base % call.block_size;
-  for (int64_t i = 0; i < num_keys; ++block, offset = 0) {
-    int64_t slab = table[block] * call.num_kv_heads + item.kv_head;
-    for (; offset < call.block_size && i < num_keys; ++offset, ++i) {
-      int64_t place = (slab * call.block_size + offset) * call.head_dim;
-      keys[i] = (const Cached*)call.k_cache + place;
-      values[i] = (const Cached*)call.v_cache + place;
-    }
-  }
-  for (int64_t i = num_keys; i < kKeys; ++i) {
-    keys[i] = keys[num_keys - 1];
-    values[i] = values[num_keys - 1];
-  }
-}
-
-template <typename Cached>
-void read_block(const Attention& call, const Item& item, int64_t base, const Buffers& buffers) {
-  const Cached *keys[kKeys], *values[kKeys];
-  find_keys(call, item, base, item.end, keys, values);
-  for (int i = 0; i < kKeys; i += kLanes)
-    turn_keys(keys + i, call.head_dim, buffers.turned + i);
-  int64_t num_keys = item.end - base < kKeys ? item.end - base : kKeys;
-  for (int64_t i = 0; i < num_keys; ++i)
-    read_value(values[i], call.head_dim, buffers.values + i * call.padded_dim());
-}
-
-template <typename Cached>
-void prefetch_block(const Attention& call, const Item& item, int64_t base) {
-  const Cached *keys[kKeys], *values[kKeys];
-  find_keys(call, item, base, item.end, keys, values);
-  constexpr int64_t kLine = 64 / sizeof(Cached);
-  for (int i = 0; i < kKeys; ++i)
-    for (int64_t d = 0; d < call.head_dim; d += kLine) {
-      prefetch(keys[i] + d);
-      prefetch(values[i] + d);
-    }
-}
-
-using ScoreTile = void (*)(const float*, const float*, int64_t, float*);
-using AddValues = void (*)(const float*, const float*, int64_t, const uint8_t*, int, float*);
+using ScoreTile = void (*)(const float*, const float*, int64_t, Ahead, float*);
+template <typename Value>
+using AddValues = void (*)(const float*, const Value* const*, int64_t, const uint8_t*, int, Ahead,
+                           float*);
 #if defined(LR_AVX512)
 constexpr ScoreTile kScoreTiles[] = {score_tile<1>, score_tile<2>, score_tile<3>,
                                      score_tile<4>, score_tile<5>, score_tile<6>};
-constexpr AddValues kAddValues[] = {add_values<1>, add_values<2>, add_values<3>,
-                                    add_values<4>, add_values<5>, add_values<6>};
+template <typename Value>
+constexpr AddValues<Value> kAddValues[] = {add_values<1, Value>, add_values<2, Value>,
+                                           add_values<3, Value>, add_values<4, Value>,
+                                           add_values<5, Value>, add_values<6, Value>};
 #else
 constexpr ScoreTile kScoreTiles[] = {score_tile<1>, score_tile<2>};
-constexpr AddValues kAddValues[] = {add_values<1>, add_values<2>};
+template <typename Value>
+constexpr AddValues<Value> kAddValues[] = {add_values<1, Value>, add_values<2, Value>};
 #endif
 
-int list_keys(uint64_t bits, uint8_t* list) {
-  int count = 0;
-  for (; bits != 0; bits &= bits - 1) list[count++] = (uint8_t)__builtin_ctzll(bits);
-  return count;
-}
+// The keys whose bits are set, in their order; usually all.
+struct KeyList {
+  const uint8_t* keys;
+  int count;
+  uint8_t some[kKeys];
+
+  explicit KeyList(uint64_t bits) {
+    static const KeyList all;
+    if (bits == ~(uint64_t)0) {
+      keys = all.some;
+      count = kKeys;
+      return;
+    }
+    keys = some;
+    for (count = 0; bits != 0; bits &= bits - 1) some[count++] = (uint8_t)__builtin_ctzll(bits);
+  }
+
+ private:
+  KeyList() : keys(some), count(kKeys) {
+    for (int i = 0; i < kKeys; ++i) some[i] = (uint8_t)i;
+  }
+};
 
 // `rows` <= kTileRows rows from `row` on: scores, weights, values. Neighbours that see the same
 // keys go through the values together.
-void attend_tile(const Attention& call, const Item& item, int64_t base, int64_t row, int64_t rows,
-                 const Buffers& buffers, const State& state) {
+template <typename Cached>
+void attend_tile(const Attention& call, const Item& item, const Block<Cached>& block, int64_t row,
+                 int64_t rows, const Buffers& buffers, const State& state) {
   int64_t dim = call.padded_dim();
   kScoreTiles[rows - 1](buffers.queries + row * call.head_dim, buffers.turned, call.head_dim,
-                        buffers.scores);
+                        row == 0 ? block.ahead_keys : Ahead{}, buffers.scores);
   uint64_t bits[kTileRows];
   for (int64_t r = 0; r < rows; ++r) {
-    bits[r] = seen_bits(item.seen[row + r], base);
+    bits[r] = seen_bits(item.seen[row + r], block.base);
     if (bits[r] != 0 && !soften(buffers.scores + r * kKeys, bits[r], call.soft_cap,
                                 state.maximum + row + r, state.sum + (row + r) * kLanes,
                                 state.values + (row + r) * dim, dim))
@@ -154,11 +96,14 @@ void attend_tile(const Attention& call, const Item& item, int64_t base, int64_t 
   for (int64_t r = 0; r < rows;) {
     int64_t same = 1;
     while (r + same < rows && bits[r + same] == bits[r]) ++same;
-    uint8_t list[kKeys];
-    int num_listed = list_keys(bits[r], list);
-    if (num_listed > 0)
-      kAddValues[same - 1](buffers.scores + r * kKeys, buffers.values, dim, list, num_listed,
-                           state.values + (row + r) * dim);
+    const KeyList list(bits[r]);
+    const float* weights = buffers.scores + r * kKeys;
+    float* to = state.values + (row + r) * dim;
+    Ahead ahead = row + r == 0 ? block.ahead_values : Ahead{};
+    if (block.is_copied)
+      kAddValues<float>[same - 1](weights, block.copied, dim, list.keys, list.count, ahead, to);
+    else
+      kAddValues<Cached>[same - 1](weights, block.values, dim, list.keys, list.count, ahead, to);
     r += same;
   }
 }
@@ -177,11 +122,12 @@ void attend_chunk(const Attention& call, const Item& item, int64_t chunk, const 
   for (int64_t block = chunk * kChunkBlocks; block < (chunk + 1) * kChunkBlocks; ++block) {
     int64_t base = block * kKeys;
     if (base + kKeys <= item.begin || base >= item.end) continue;
-    read_block<Cached>(call, item, base, buffers);
-    if (base + kKeys < item.end) prefetch_block<Cached>(call, item, base + kKeys);
+    Block<Cached> keys;
+    keys.base = base;
+    read_block(call, item, buffers, &keys);
     for (int64_t row = 0; row < item.num_rows; row += kTileRows) {
       int64_t rows = item.num_rows - row < kTileRows ? item.num_rows - row : kTileRows;
-      attend_tile(call, item, base, row, rows, buffers, state);
+      attend_tile(call, item, keys, row, rows, buffers, state);
     }
   }
 }
@@ -202,20 +148,6 @@ void merge(const State& total, const State& part, int64_t rows, int64_t dim) {
     for (int64_t d = 0; d < dim; d += kLanes)
       store(values + d,
             multiply_add(load<Floats>(other_values + d), take, load<Floats>(values + d) * keep));
-  }
-}
-
-template <typename Element>
-void write_rows(const Attention& call, const Item& item, const State& state) {
-  float scale = 1.0f;
-  if (call.v_scale != nullptr) scale = call.v_scale[item.kv_head];
-  int64_t dim = call.padded_dim();
-  for (int64_t row = 0; row < item.num_rows; ++row) {
-    Element* to = (Element*)call.out + row_offset(call, item, row);
-    float sum = sum_of(load<Floats>(state.sum + row * kLanes));
-    float factor = sum == 0.0f ? 0.0f : scale / sum;
-    for (int64_t d = 0; d < call.head_dim; ++d)
-      assign(to + d, state.values[row * dim + d] * factor);
   }
 }
 

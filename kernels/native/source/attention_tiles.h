@@ -39,22 +39,67 @@ LR_INLINE void turn_keys(const BFloat16* const* keys, int64_t head_dim, float* t
     for (int i = 0; i < kLanes; ++i) turned[d * kKeys + i] = to_float(keys[i][d]);
 }
 
-template <typename Cached>
-LR_INLINE void read_value(const Cached* value, int64_t head_dim, float* to) {
+// Values are added up in the order in which they load fastest: of bfloat16, in each 2 kLanes
+// dimensions the even ones come before the odd ones.
+
+// Whether `load_value` may read a cached value itself: there is no rest of a vector.
+LR_INLINE bool is_whole(const float*, int64_t head_dim) { return head_dim % kLanes == 0; }
+LR_INLINE bool is_whole(const BFloat16*, int64_t head_dim) { return head_dim % (2 * kLanes) == 0; }
+
+template <int Vectors>
+LR_INLINE void load_value(const float* from, Floats (&value)[Vectors]) {
+  for (int v = 0; v < Vectors; ++v) value[v] = load<Floats>(from + v * kLanes);
+}
+
+template <int Vectors>
+LR_INLINE void load_value(const BFloat16* from, Floats (&value)[Vectors]) {
+  static_assert(Vectors % 2 == 0, "even and odd places come together");
+  for (int v = 0; v < Vectors; v += 2) load_even_odd(from + v * kLanes, &value[v], &value[v + 1]);
+}
+
+// A cached value in float32, in that order and with zeros behind it.
+LR_INLINE void read_value(const float* value, int64_t head_dim, float* to) {
   int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load<Floats>(value + d));
+  if (d < head_dim) store(to + d, load_some(value + d, head_dim - d));
+}
+
+LR_INLINE void read_value(const BFloat16* value, int64_t head_dim, float* to) {
+  int64_t d = 0;
+  for (; d + 2 * kLanes <= head_dim; d += 2 * kLanes) {
+    Floats even, odd;
+    load_even_odd(value + d, &even, &odd);
+    store(to + d, even);
+    store(to + d + kLanes, odd);
+  }
   for (; d + kLanes <= head_dim; d += kLanes) store(to + d, load_floats(value + d));
   if (d < head_dim) store(to + d, load_some(value + d, head_dim - d));
 }
 
+// What the next block will need, fetched a little at a time while this one is worked on: all at
+// once would only fill the queue that the fetches of this one wait in.
+struct Ahead {
+  const void* const* rows;  // [kKeys], or null
+  int64_t row_bytes;
+
+  LR_INLINE void fetch(int64_t row) const {
+    if (rows == nullptr || row >= kKeys) return;
+    for (int64_t i = 0; i < row_bytes; i += 64) prefetch((const char*)rows[row] + i);
+  }
+};
+
 // scores[r * kKeys + key] = queries[r] . keys[key], added up from the first dimension to the last.
 template <int Rows>
-void score_tile(const float* queries, const float* turned, int64_t head_dim, float* scores) {
+void score_tile(const float* queries, const float* turned, int64_t head_dim, Ahead ahead,
+                float* scores) {
   for (int first = 0; first < kKeyVectors; first += kTileVectors) {
     Floats sums[Rows][kTileVectors] = {};
     for (int64_t d = 0; d < head_dim; ++d) {
       Floats keys[kTileVectors];
       for (int v = 0; v < kTileVectors; ++v)
         keys[v] = load<Floats>(turned + d * kKeys + (first + v) * kLanes);
+      for (int v = 0; v < kTileVectors; ++v) keep_in_register(&keys[v]);
+      if (first == 0) ahead.fetch(d);
       for (int r = 0; r < Rows; ++r) {
         Floats query = splat(queries[r * head_dim + d]);
         for (int v = 0; v < kTileVectors; ++v)
@@ -68,16 +113,19 @@ void score_tile(const float* queries, const float* turned, int64_t head_dim, flo
 }
 
 // to[r] += weights[r][key] * values[key] for each key of `list`, in its order.
-template <int Rows, int Vectors>
-LR_INLINE void value_tile(const float* weights, const float* values, int64_t stride,
-                          const uint8_t* list, int num_listed, float* to) {
+template <int Rows, int Vectors, typename Value>
+LR_INLINE void value_tile(const float* weights, const Value* const* values, int64_t first,
+                          const uint8_t* list, int num_listed, Ahead ahead, float* to,
+                          int64_t stride) {
   Floats sums[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < Vectors; ++v) sums[r][v] = load<Floats>(to + r * stride + v * kLanes);
   for (int i = 0; i < num_listed; ++i) {
     int64_t key = list[i];
     Floats value[Vectors];
-    for (int v = 0; v < Vectors; ++v) value[v] = load<Floats>(values + key * stride + v * kLanes);
+    load_value(values[key] + first, value);
+    for (int v = 0; v < Vectors; ++v) keep_in_register(&value[v]);
+    ahead.fetch(i);
     for (int r = 0; r < Rows; ++r) {
       Floats weight = splat(weights[r * kKeys + key]);
       for (int v = 0; v < Vectors; ++v) sums[r][v] = multiply_add(weight, value[v], sums[r][v]);
@@ -87,14 +135,16 @@ LR_INLINE void value_tile(const float* weights, const float* values, int64_t str
     for (int v = 0; v < Vectors; ++v) store(to + r * stride + v * kLanes, sums[r][v]);
 }
 
-template <int Rows>
-void add_values(const float* weights, const float* values, int64_t stride, const uint8_t* list,
-                int num_listed, float* to) {
+template <int Rows, typename Value>
+void add_values(const float* weights, const Value* const* values, int64_t dim,
+                const uint8_t* list, int num_listed, Ahead ahead, float* to) {
+  constexpr int kSmall = sizeof(Value) == 2 ? 2 : 1;
   int64_t d = 0;
-  for (; d + kTileVectors * kLanes <= stride; d += kTileVectors * kLanes)
-    value_tile<Rows, kTileVectors>(weights, values + d, stride, list, num_listed, to + d);
-  for (; d < stride; d += kLanes)
-    value_tile<Rows, 1>(weights, values + d, stride, list, num_listed, to + d);
+  for (; d + kTileVectors * kLanes <= dim; d += kTileVectors * kLanes)
+    value_tile<Rows, kTileVectors>(weights, values, d, list, num_listed,
+                                   d == 0 ? ahead : Ahead{}, to + d, dim);
+  for (; d < dim; d += kSmall * kLanes)
+    value_tile<Rows, kSmall>(weights, values, d, list, num_listed, Ahead{}, to + d, dim);
 }
 
 // Lanes whose bit is not set become -infinity.
@@ -147,7 +197,7 @@ inline bool soften(float* scores, uint64_t bits, float soft_cap, float* maximum,
   }
   if (after > before) {
     *maximum = after;
-    Floats shrink = exponential(splat(before - after));
+    Floats shrink = exponential_bounded(splat(before - after));
     store(sum, load<Floats>(sum) * shrink);
     for (int64_t d = 0; d < padded_dim; d += kLanes)
       store(values + d, load<Floats>(values + d) * shrink);
@@ -156,7 +206,7 @@ inline bool soften(float* scores, uint64_t bits, float soft_cap, float* maximum,
   }
   Floats total[kKeyVectors];
   for (int v = 0; v < kKeyVectors; ++v) {
-    total[v] = exponential(score[v] - splat(after));
+    total[v] = exponential_bounded(score[v] - splat(after));
     store(scores + v * kLanes, total[v]);
   }
   for (int width = kKeyVectors / 2; width > 0; width /= 2)

@@ -124,14 +124,25 @@ LR_INLINE int32_t max_of(Ints value) {
   return lanes[0];
 }
 
+// Loaded once and kept, where the compiler would rather load it again for each use.
+LR_INLINE void keep_in_register(Floats* value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(*value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(*value));
+#else
+  (void)value;
+#endif
+}
+
 LR_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 
-// exp(x): Cody-Waite reduction by ln 2 and a polynomial of degree 6 on [-ln2/2, ln2/2]; relative
-// error below 2e-7. Below -87.3 the result is 0, above 88.3 it is infinite; NaN stays NaN.
-LR_INLINE Floats exponential(Floats x) {
+// exp(x) for x <= 88: Cody-Waite reduction by ln 2 and a polynomial of degree 6 on
+// [-ln2/2, ln2/2]; relative error below 3e-7. Below -87.3 the result is 0; NaN stays NaN.
+LR_INLINE Floats exponential_bounded(Floats x) {
   const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Floats low = splat(-87.3f), high = splat(88.3f);
-  Floats clamped = smaller(larger(low, x), high);
+  const Floats low = splat(-87.3f);
+  Floats clamped = larger(low, x);  // x if it is NaN
   Floats shifted = multiply_add(clamped, splat(1.44269504f), shift);
   Floats whole = shifted - shift;
   Floats rest = multiply_add(whole, splat(-0.693359375f), clamped);
@@ -145,9 +156,14 @@ LR_INLINE Floats exponential(Floats x) {
   sum = multiply_add(sum, rest, splat(1.0f));
   Words exponent = (as_words(shifted) << 23) + (uint32_t)0x3f800000u;
   Floats result = sum * as_floats(exponent);
-  result = x < low ? splat(0.0f) : result;
-  result = x > high ? splat(__builtin_inff()) : result;
-  return x == x ? result : x;
+  return x < low ? splat(0.0f) : result;
+}
+
+// exp(x); infinite above 88.3.
+LR_INLINE Floats exponential(Floats x) {
+  const Floats high = splat(88.3f);
+  Floats result = exponential_bounded(smaller(high, x));  // x if it is NaN
+  return x > high ? splat(__builtin_inff()) : result;
 }
 
 }  // namespace lr

@@ -34,16 +34,43 @@ LR_INLINE void assign(BFloat16* to, float value) {
 
 LR_INLINE Floats load_floats(const float* from) { return load<Floats>(from); }
 LR_INLINE Floats load_floats(const BFloat16* from) {
+#if defined(LR_AVX512)
+  // The compilers widen a vector in two halves and four shuffles.
+  return as_floats((Words)_mm512_cvtepu16_epi32((__m256i)load<Halves>(from)) << 16);
+#elif defined(LR_AVX2)
+  return as_floats((Words)_mm256_cvtepu16_epi32((__m128i)load<Halves>(from)) << 16);
+#else
   return as_floats(__builtin_convertvector(load<Halves>(from), Words) << 16);
+#endif
+}
+
+// 2 kLanes numbers without a shuffle: those at even places, then those at odd ones.
+LR_INLINE void load_even_odd(const BFloat16* from, Floats* even, Floats* odd) {
+  Words pairs = load<Words>(from);
+  *even = as_floats(pairs << 16);
+  *odd = as_floats(pairs & 0xffff0000u);
+}
+
+// bfloat16 in the low half of each word.
+LR_INLINE Words rounded_to_bfloat16(Floats value) {
+  Words bits = as_words(value);
+  Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return value == value ? rounded >> 16 : (bits >> 16) | 0x40u;
 }
 
 LR_INLINE void store_floats(float* to, Floats value) { store(to, value); }
 LR_INLINE void store_floats(BFloat16* to, Floats value) {
-  Words bits = as_words(value);
-  Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  Words quiet = (bits >> 16) | 0x40u;
-  Words kept = value == value ? rounded >> 16 : quiet;
-  store(to, __builtin_convertvector(kept, Halves));
+  store(to, __builtin_convertvector(rounded_to_bfloat16(value), Halves));
+}
+
+LR_INLINE void store_even_odd(BFloat16* to, Floats even, Floats odd) {
+  store(to, rounded_to_bfloat16(even) | rounded_to_bfloat16(odd) << 16);
+}
+LR_INLINE void store_even_odd(float* to, Floats even, Floats odd) {
+  for (int i = 0; i < kLanes; ++i) {
+    to[2 * i] = even[i];
+    to[2 * i + 1] = odd[i];
+  }
 }
 
 // The first `count` < kLanes elements; the others are zero.

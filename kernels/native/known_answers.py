@@ -1,0 +1,81 @@
+"""Small cases with answers worked out by hand, tried before a freshly loaded library is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Ops = Mapping[str, Callable[..., Any]]
+
+TOLERANCE = 1e-5
+
+
+class WrongAnswer(Exception):
+    """An op computes something else on this machine."""
+
+
+def check(ops: Ops) -> None:
+    """Raises WrongAnswer at the first op that does."""
+    for case in (_linear_int8, _rms_norm, _gated_mul, _rope_kv_write, _paged_attention):
+        case(ops)
+
+
+def _expect(op: str, got: Tensor, answer: list[float]) -> None:
+    given = got.float().flatten().tolist()
+    if len(given) != len(answer) or any(
+        not abs(a - b) <= TOLERANCE for a, b in zip(given, answer, strict=True)
+    ):
+        raise WrongAnswer(f"{op} gave {given[:8]} where {answer[:8]} is right")
+
+
+def _linear_int8(ops: Ops) -> None:
+    # Whole numbers with 127 among them are their own int8 form: nothing is rounded.
+    weight = ops["pack_int8"](torch.tensor([[127.0, 1.0, -2.0], [3.0, -127.0, 5.0]]))
+    x = torch.tensor([[1.0, 2.0, 127.0], [-127.0, 0.0, 4.0]])
+    _expect("linear_int8", ops["linear_int8"](x, weight), [-125.0, 384.0, -16137.0, -361.0])
+
+
+def _rms_norm(ops: Ops) -> None:
+    x, residual = torch.tensor([[1.0, 5.0]]), torch.tensor([[2.0, -1.0]])
+    normed, total = ops["rms_norm"](x, torch.tensor([1.0, 2.0]), eps=0.0, residual=residual)
+    _expect("rms_norm", total, [3.0, 4.0])
+    _expect("rms_norm", normed, [3.0 / 12.5**0.5, 8.0 / 12.5**0.5])
+
+
+def _gated_mul(ops: Ops) -> None:
+    gate_up = torch.tensor([[0.0, 1.0, 7.0, 2.0]])
+    _expect("gated_mul", ops["gated_mul"](gate_up), [0.0, 1.4621172])
+    gelu = ops["gated_mul"](gate_up, activation="gelu_tanh")
+    _expect("gated_mul", gelu, [0.0, 1.6823840])
+
+
+def _rope_kv_write(ops: Ops) -> None:
+    # One query head, one key head, two dimensions; position 1 turns by a right angle.
+    k_cache, v_cache = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
+    cos_sin = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    place, slot = torch.tensor([1]), torch.tensor([3])
+    q = ops["rope_kv_write"](
+        *(qkv, place, cos_sin, slot, k_cache, v_cache), num_heads=1, rotary_dim=2
+    )
+    _expect("rope_kv_write", q, [-2.0, 1.0])
+    _expect("rope_kv_write", k_cache[1, 0, 1], [-4.0, 3.0])
+    _expect("rope_kv_write", v_cache[1, 0, 1], [5.0, 6.0])
+
+
+def _paged_attention(ops: Ops) -> None:
+    # Two rows; the first sees one key, the second two with weights 1 and 3.
+    k_cache, v_cache = torch.zeros(2, 1, 2, 2), torch.zeros(2, 1, 2, 2)
+    k_cache[1, 0, 1] = torch.tensor([1.0986123, 0.0])  # ln 3
+    v_cache[1, 0] = torch.tensor([[4.0, 8.0], [12.0, 0.0]])
+    got = ops["paged_attention"](
+        torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]]),
+        *(k_cache, v_cache, torch.tensor([[1]], dtype=torch.int32)),
+        *(torch.tensor([2], dtype=torch.int32), torch.tensor([0], dtype=torch.int32)),
+        query_len=2,
+        scale=1.0,
+    )
+    _expect("paged_attention", got, [4.0, 8.0, 10.0, 2.0])
