@@ -30,8 +30,8 @@ setting up the model on this machine (once): torch for the CPU, about 200 MB; it
 SmolLM2-135M-Instruct, 93 MB. About 1 GB on disk, a minute or a few. LITE=1 leaves it out.\
 """
 BEHIND = """\
-! {what}: LoopRouter starts without a model of this machine. `make run` tries again,
-! `make run LITE=1` leaves it out.\
+! {what}.
+! LoopRouter starts without a model of this machine. `make run` tries again, LITE=1 does not.\
 """
 
 
