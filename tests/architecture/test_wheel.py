@@ -53,6 +53,20 @@ def test_wheel_holds_every_module_and_the_migrations(wheel: Path) -> None:
     assert "gateway/_migrations/env.py" in names
 
 
+def test_wheel_holds_the_sources_of_the_native_kernels(wheel: Path) -> None:
+    names = set(_names(wheel))
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for suffix in ("*.cpp", "*.h")
+        for path in (ROOT / "kernels").rglob(suffix)
+    }
+
+    assert len(sources) > 1
+    assert sources <= names
+    # Built on the machine that runs them, into its own cache: never shipped.
+    assert not [name for name in names if name.endswith((".so", ".o", ".a", ".dylib"))]
+
+
 def test_wheel_holds_no_tests_caches_or_deployment(wheel: Path) -> None:
     unwanted = ("tests/", "deploy/", "__pycache__", ".pyc", "migrations/versions/__")
 
@@ -83,8 +97,16 @@ def test_wheel_works_in_a_fresh_environment_without_torch(wheel: Path, tmp_path:
         return done.stdout
 
     looprouter = str(tmp_path / "venv/bin/looprouter")
+    backend = str(tmp_path / "venv/bin/looprouter-backend")
     has_torch = "from importlib.util import find_spec; print(find_spec('torch'))"
     assert run(str(python), "-c", has_torch).strip() == "None"
     assert "serve" in run(looprouter, "--help")
     run(looprouter, "db", "upgrade")
     assert "lr-" in run(looprouter, "keys", "create", "--json")
+    assert "serve" in run(backend, "--help")
+    assert "smollm2" in run(backend, "models", "list")
+    refused = subprocess.run(
+        [backend, "serve", "smollm2"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 3
+    assert "pip install 'looprouter[backend]'" in refused.stderr
