@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -93,12 +94,13 @@ class CheckpointWeights:
         self._is_int8 = is_int8
         self._stored = checkpoint.tensors()
         self._tables: dict[str, Tensor] = {}
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
 
     def linear(self, *names: str) -> Linear:
         if self._is_int8:
             # From float32, so that it is rounded once; a tied head is held twice: rows to look up
             # in the model's type, and int8 to multiply with.
-            packed = self.ops.pack_int8(self._read(names, torch.float32))
+            packed = self.ops.pack_int8(self._read(names, torch.float32, self._scratch_for(names)))
             made = Int8Linear(packed, self.ops)
             self.num_bytes += made.weight_bytes()
             return made
@@ -119,10 +121,23 @@ class CheckpointWeights:
         self.num_bytes += vector.nbytes
         return vector
 
-    def _read(self, names: tuple[str, ...], dtype: torch.dtype) -> Tensor:
+    def _read(
+        self, names: tuple[str, ...], dtype: torch.dtype, into: Tensor | None = None
+    ) -> Tensor:
         shapes = [self._stored[name].shape for name in names]
         rows = [shape[0] for shape in shapes]
-        merged = torch.empty(sum(rows), *shapes[0][1:], dtype=dtype, device=self.device)
+        shape = (sum(rows), *shapes[0][1:])
+        if into is None:
+            merged = torch.empty(shape, dtype=dtype, device=self.device)
+        else:
+            merged = into[: math.prod(shape)].view(shape)
         for name, part in zip(names, torch.split(merged, rows), strict=True):
             self._checkpoint.read_into(name, part)
         return merged
+
+    def _scratch_for(self, names: tuple[str, ...]) -> Tensor:
+        """One float32 buffer for all linears: a new one each would leave the heap full of holes."""
+        needed = sum(math.prod(self._stored[name].shape) for name in names)
+        if needed > len(self._scratch):
+            self._scratch = torch.empty(needed, dtype=torch.float32, device=self.device)
+        return self._scratch[:needed]

@@ -27,7 +27,7 @@ TYPES = (
     GGMLQuantizationType.Q6_K,
 )
 # Numbers that are float32 at a time, whatever the size of the tensor.
-NUMBERS_AT_ONCE = 8 * 1024 * 1024
+NUMBERS_AT_ONCE = 1024 * 1024
 
 
 class GgufCheckpoint:

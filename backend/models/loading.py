@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ def load_model(
     )
     with torch.inference_mode():
         model = source.family.build(source.config, weights)
+    _return_freed_memory()
     report = LoadReport(
         family=source.family.name,
         file_format=source.file_format,
@@ -121,6 +123,13 @@ def context_len(config: ModelConfig, engine_config: EngineConfig) -> int:
             f"the model has a context of {wanted} tokens; set one of at most {POSITIONS_MAX}"
         )
     return wanted
+
+
+def _return_freed_memory() -> None:
+    """What reading left in the heap goes back to the system, where the C library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _declared(family: Family, config: ModelConfig) -> tuple[Any, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from backend.config import DType, EngineConfig
@@ -137,6 +138,29 @@ def test_padding_rows_change_nothing(pair: tuple[PreTrainedModel, CausalModel]) 
 
     assert_close(reference_logits(reference, prompt)[17:], actual[:1])
     assert all(torch.isfinite(each).all() for each in (*cache.keys, *cache.values))
+
+
+class ForbidHostSync(TorchDispatchMode):
+    """Fails where a step would wait for the device, or where its shapes would hang on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "item"), name
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_asks_the_device_for_nothing(pair: tuple[PreTrainedModel, CausalModel]) -> None:
+    _reference, model = pair
+    cache = model.make_cache(16, BLOCK_SIZE)
+    given = step_input([[Chunk([5], 3, [1])], [Chunk(tokens(12), 0, [2, 3])]])
+
+    with torch.inference_mode(), ForbidHostSync():
+        hidden = model.forward(given, cache)
+        first_storage = hidden.untyped_storage().data_ptr()
+        model.logits(hidden)
+        again = model.forward(given, cache)
+
+    assert again.untyped_storage().data_ptr() == first_storage
 
 
 def test_a_cache_knows_its_size(pair: tuple[PreTrainedModel, CausalModel]) -> None:
