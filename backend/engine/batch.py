@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from backend.engine.scheduler import Step
-from backend.engine.shapes import Shapes
+from backend.engine.shapes import PIECES_MAX, Shapes
 from backend.engine.state import SlotState
 from backend.models.interface import AttentionGroup, FeatureTap, ForwardInput, KvCache
 from backend.sampling.sampler import BatchTraits, Sampler
@@ -99,7 +99,8 @@ class StepBuffers:
         per_prompt = ("prompt_slots", "prompt_rows", "prompt_lengths")
         per_copy = ("copy_sources", "copy_targets")
         sizes = {"token_ids": rows_max, "slots": sequences_max}
-        sizes |= dict.fromkeys((*per_chunk, *per_prompt, *per_copy), prefills_max)
+        sizes |= dict.fromkeys(per_chunk, PIECES_MAX * prefills_max)
+        sizes |= dict.fromkeys((*per_prompt, *per_copy), prefills_max)
         self.host = HostBuffer(sizes, device)
         self.token_ids = torch.zeros(rows_max, dtype=torch.int64, device=device)
         self.positions = torch.zeros_like(self.token_ids)

@@ -18,6 +18,7 @@ from backend.engine.batch import Batch, HostBuffer
 from backend.engine.interface import SpeculationWish
 from backend.engine.scheduler import Chunk, Step
 from backend.engine.sequence import Sequence as EngineSequence
+from backend.engine.shapes import PIECES_MAX
 from backend.engine.state import SlotState
 from backend.models.interface import FeatureTap
 from backend.speculate.protocol import Proposal, ProposeInput, Proposer
@@ -68,7 +69,7 @@ class Drafting:
         per_decode = ("slots", "decode_slots", "feature_rows", "draft_rows")
         sizes = dict.fromkeys(per_decode, sequences_max)
         per_piece = ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
-        sizes |= dict.fromkeys(per_piece, prefills_max)
+        sizes |= dict.fromkeys(per_piece, PIECES_MAX * prefills_max)
         self._host = HostBuffer(sizes, device)
         self._before = _Layout({}, 0, 1, [])
         self._going_on: list[EngineSequence] = []

@@ -55,6 +55,11 @@ class Step:
         return not self.decodes and not self.chunks
 
     @property
+    def num_prompts(self) -> int:
+        """A prompt may be here in two pieces, one behind the other."""
+        return len({id(chunk.sequence) for chunk in self.chunks})
+
+    @property
     def last_chunks(self) -> list[Chunk]:
         """Those whose last row draws a token."""
         return [chunk for chunk in self.chunks if chunk.is_last]
@@ -172,18 +177,17 @@ class Scheduler:
                     self._add_chunks(step, candidate, num_drafts)
 
     def _add_chunks(self, step: Step, sequence: Sequence, num_drafts: int) -> None:
+        if step.num_prompts == self._config.prefills_max:
+            return
         start = sequence.num_computed
-        while start < sequence.num_tokens and len(step.chunks) < self._config.prefills_max:
-            rows_left = self._rows_left(step, num_drafts)
-            piece = self._shapes.chunk(sequence.num_tokens - start, rows_left)
-            if piece is None:
-                return
-            step.chunks.append(Chunk(sequence, start, *piece))
-            start += piece[0]
+        rows_left = self._rows_left(step, num_drafts)
+        for num_tokens, num_rows in self._shapes.pieces(sequence.num_tokens - start, rows_left):
+            step.chunks.append(Chunk(sequence, start, num_tokens, num_rows))
+            start += num_tokens
 
     def _has_room(self, step: Step, num_drafts: int) -> bool:
         return (
-            len(step.chunks) < self._config.prefills_max
+            step.num_prompts < self._config.prefills_max
             and self._rows_left(step, num_drafts) >= self._shapes.prefill_lens[0]
         )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from backend.config import EngineConfig, ShapeSet
 from backend.errors import SetupError
 
-_PADDING_SHARE = 8  # padding of up to an eighth of a prompt costs less than a step more
+PIECES_MAX = 2  # of one prompt in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,30 @@ class Shapes:
         """The width that block tables of so many blocks are padded to."""
         return self.table_widths[bisect_left(self.table_widths, num_blocks)]
 
-    def chunk(self, num_tokens: int, num_rows: int) -> tuple[int, int] | None:
-        """How many of a prompt's tokens to take into the rows left, and the rows that they use.
+    def pieces(self, num_tokens: int, num_rows: int) -> list[tuple[int, int]]:
+        """How a prompt of so many tokens goes into the rows left: (tokens, rows) of each piece.
 
-        The rest of a prompt is padded only where that adds little; else a piece that fills its rows
-        exactly comes first. None: no room.
+        One padded piece, or one that fills its rows exactly and a padded one for the rest where
+        that saves rows; of a longer prompt a full piece alone. Empty: no room.
         """
-        rows = next((each for each in self.prefill_lens if each >= num_tokens), num_rows + 1)
-        padding_max = max(self.prefill_lens[0] - 1, num_tokens // _PADDING_SHARE)
-        if rows <= num_rows and rows - num_tokens <= padding_max:
-            return num_tokens, rows
-        full = bisect_right(self.prefill_lens, min(num_rows, num_tokens))
-        if full:
-            return self.prefill_lens[full - 1], self.prefill_lens[full - 1]
-        return (num_tokens, rows) if rows <= num_rows else None
+        whole = self._padded(num_tokens, num_rows)
+        full = max(
+            (each for each in self.prefill_lens if each <= min(num_tokens, num_rows)), default=0
+        )
+        if full in (0, num_tokens):
+            return [] if whole is None else [(num_tokens, whole)]
+        rest = self._padded(num_tokens - full, num_rows - full)
+        # A piece more is worth its trouble from the smallest length on.
+        if whole is not None and (rest is None or whole <= full + rest + self.prefill_lens[0]):
+            return [(num_tokens, whole)]
+        if rest is None:
+            return [(full, full)]
+        return [(full, full), (num_tokens - full, rest)]
+
+    def _padded(self, num_tokens: int, num_rows: int) -> int | None:
+        """The smallest length that holds the tokens, if the rows hold it."""
+        fitting = (each for each in self.prefill_lens if num_tokens <= each <= num_rows)
+        return next(fitting, None)
 
 
 def _widths(given: ShapeSet, num_blocks: int) -> tuple[int, ...]:

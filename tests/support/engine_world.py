@@ -25,6 +25,7 @@ from backend.engine.interface import (
 )
 from backend.engine.runner import Computed
 from backend.engine.scheduler import Step
+from backend.engine.sequence import Status
 from backend.models.interface import CausalModel, ForwardInput, KvCache
 from backend.sampling.params import SamplingParams
 from backend.speculate.protocol import Proposal, Proposer
@@ -176,7 +177,23 @@ class EngineWorld:
             answer.events.append(event)
             answer.token_ids += event.token_ids
             answer.logprobs += event.logprobs
+        self._check_state()
         return events
+
+    def _check_state(self) -> None:
+        """What the device remembers is what the host has been told."""
+        state = self.runner.state
+        for each in self.scheduler.running:
+            if each.status is Status.DECODE:
+                assert int(state.lengths[each.slot]) == each.num_tokens
+                assert int(state.last_tokens[each.slot]) == each.token_ids[-1]
+                table = state.block_tables[each.slot].tolist()
+                assert (
+                    table[: each.num_tokens // BLOCK_SIZE]
+                    == (each.table.blocks[: each.num_tokens // BLOCK_SIZE])
+                )
+        assert (int(state.lengths[0]), int(state.last_tokens[0])) == (1, 0)
+        assert not state.block_tables[0].any()
 
     def run(self, steps_max: int = 2000) -> None:
         """Until nothing is left to do."""
@@ -241,14 +258,18 @@ class EngineWorld:
 
     def _record(self, step: Step, batch: Batch, proposal: Proposal | None) -> None:
         logits = self.model.logits_of_rows
-        drafts = [[] for _ in step.decodes] if proposal is None else proposal.token_ids.tolist()
-        query_len = 1 + (0 if proposal is None else proposal.token_ids.shape[1])
+        drafts: list[list[int]] = [[] for _ in step.decodes]
+        query_len = 1
+        if proposal is not None:
+            query_len += proposal.token_ids.shape[1]
+            counts = proposal.num_valid.tolist()
+            rows = zip(proposal.token_ids.tolist(), counts, strict=True)
+            drafts = [row[:count] for row, count in rows]
         for number, sequence in enumerate(step.decodes):
-            fed = [*sequence.token_ids, *drafts[number]]
-            for place in range(query_len):
-                tokens = fed[: sequence.num_tokens + place]
-                if len(tokens) <= CONTEXT:
-                    self._note(sequence.request_id, tokens, logits[number * query_len + place])
+            fed = [*sequence.token_ids, *drafts[number]][:CONTEXT]
+            for place, end in enumerate(range(sequence.num_tokens, len(fed) + 1)):
+                logits_row = logits[number * query_len + place]
+                self._note(sequence.request_id, fed[:end], logits_row)
         row = batch.num_sequences * query_len
         for chunk in step.chunks:
             for place in range(chunk.num_tokens):
@@ -275,14 +296,13 @@ class Tiny:
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """What transformers' own greedy decoding gives."""
         given = torch.tensor([list(prompt)])
+        self.reference.generation_config.eos_token_id = None
         with torch.inference_mode():
             out = self.reference.generate(
                 given,
                 attention_mask=torch.ones_like(given),
                 do_sample=False,
                 max_new_tokens=num_tokens,
-                min_new_tokens=num_tokens,
-                eos_token_id=-1,
                 pad_token_id=0,
             )
         return [int(token_id) for token_id in out[0, len(prompt) :]]

@@ -174,7 +174,7 @@ class SchedulerWorld:
         if step.decodes:
             num_rows += self.shapes.batch(len(step.decodes)) * (1 + step.num_drafts)
         assert num_rows <= self.config.rows_max
-        assert len(step.chunks) <= self.config.prefills_max
+        assert step.num_prompts <= self.config.prefills_max
         decoding = [each for each in self.scheduler.running if each.status is Status.DECODE]
         assert set(map(id, step.decodes)) == set(map(id, decoding))
         assert all(chunk.num_rows in self.shapes.prefill_lens for chunk in step.chunks)
