@@ -11,7 +11,8 @@ import torch
 from backend.config import DType, EngineConfig, Quantization
 from backend.models.interface import CausalModel
 from backend.models.loading import LoadedModel, load_model
-from tests.support.smollm2 import END, chat_prompt, gguf_path, long_text, tokenizer
+from tests.support.smollm2 import END, chat_prompt, long_text
+from tests.support.text_models import smollm2_file, smollm2_tokenizer
 from tests.support.tiny_checkpoints import Chunk, step_logits
 
 NUM_TOKENS = 2048
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 def load(**changes: Any) -> LoadedModel:
-    return load_model(gguf_path(), EngineConfig(**changes))
+    return load_model(smollm2_file(), EngineConfig(**changes))
 
 
 def test_it_knows_the_capital_of_france() -> None:
     loaded = load(dtype=DType.FLOAT32)
-    words = tokenizer(loaded.tokenizer_source.metadata)
-    prompt = words.encode(chat_prompt("What is the capital of France?")).ids
+    words = smollm2_tokenizer()
+    prompt = words.encode_prompt(chat_prompt("What is the capital of France?"))
     cache, blocks = loaded.model.make_cache(8, BLOCK), list(range(1, 8))
 
     answer: list[int] = []
@@ -74,8 +75,7 @@ def perplexity(model: CausalModel, token_ids: list[int]) -> float:
 
 def test_int8_raises_perplexity_by_less_than_one_percent() -> None:
     plain = load(dtype=DType.BFLOAT16)
-    words = tokenizer(plain.tokenizer_source.metadata)
-    token_ids = words.encode(long_text()).ids[:NUM_TOKENS]
+    token_ids = smollm2_tokenizer().encode(long_text())[:NUM_TOKENS]
     assert len(token_ids) == NUM_TOKENS
     before = perplexity(plain.model, token_ids)
 
