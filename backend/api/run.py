@@ -28,6 +28,7 @@ class ServeOptions:
     keys: tuple[str, ...] = ()
     limits: TimeLimits = field(default_factory=TimeLimits)
     drain_s: float = DRAIN_S
+    ends_with: int | None = None  # a file descriptor at whose end the server drains
     body_bytes_max: int = BODY_BYTES_MAX
 
 
@@ -51,6 +52,8 @@ async def serve_model(
         )
     )
     server = make_server(app, service.drain)
+    if options.ends_with is not None:
+        asyncio.get_running_loop().add_reader(options.ends_with, server.begin_drain)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     starting = asyncio.create_task(service.start())
     try:

@@ -120,6 +120,7 @@ _MIB = 1024 * 1024
     show_default=True,
     help="Seconds that running answers get at SIGTERM.",
 )
+@click.option("--with-parent", is_flag=True, help="Drain and end when standard input is closed.")
 def serve(
     model: str,
     *,
@@ -131,6 +132,7 @@ def serve(
     first_token_limit: float,
     total_limit: float,
     drain: float,
+    with_parent: bool,
     **engine_options: object,
 ) -> None:
     """Serve MODEL: a fetched name, a Hugging Face folder or a .gguf file.
@@ -139,28 +141,32 @@ def serve(
     address once a real forward has run. SIGTERM drains. docs/backend-api.md describes the API.
     """
     check_installed()
-    from backend.api.run import ServeOptions, run_in_uvloop, serve_model
     from backend.api.server import listen
     from backend.cli.model_store import ModelStore
-    from backend.serving.job import TimeLimits
-    from backend.serving.loading import load_served
 
+    # What can be refused at once comes before the imports that take seconds.
     environment = Environment.read()
     keys = environment.api_keys(api_key_env)
     check_reach(host, has_key=bool(keys), allows_anyone=allow_anyone)
     choice = ModelStore(environment.models_folder).choose(model)
-    config = engine_config(**engine_options)  # type: ignore[arg-type]  # click has checked them
     name = served_name or choice.served_name
+    sock, bound = listen(host, port)
+    click.echo(f"Loading {name} from {choice.path} …")
+    sys.stdout.flush()
+    from backend.api.run import ServeOptions, run_in_uvloop, serve_model
+    from backend.serving.job import TimeLimits
+    from backend.serving.loading import load_served
+
+    config = engine_config(**engine_options)  # type: ignore[arg-type]  # click has checked them
     options = ServeOptions(
         served_name=name,
         version=version("looprouter"),
         keys=keys,
         limits=TimeLimits(first_token_limit, total_limit),
         drain_s=drain,
+        ends_with=sys.stdin.fileno() if with_parent else None,
     )
     configure_logs()
-    sock, bound = listen(host, port)
-    click.echo(f"Loading {name} from {choice.path} …")
     key_name = (api_key_env or API_KEY) if keys else ""
 
     def ready(loaded: Loaded) -> None:
@@ -245,8 +251,9 @@ def configure_logs() -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from backend.engine.interface import EngineLoad, EngineRequest, TokenEvent
+from backend.engine.interface import EngineLoad, EngineRequest, FinishReason, TokenEvent
 from backend.errors import BackendError, RequestFailed, Unavailable
 from backend.serving.mailbox import Accepted, Mailbox, Refused, Report
 from backend.serving.metrics import Metrics
@@ -85,6 +85,7 @@ class EngineThread:
         self._is_stopping = False
         self.load: EngineLoad | None = None
         self.failure: str | None = None
+        self.last_error: str | None = None  # of a sequence; cleared by the next token of any
 
     @property
     def num_open(self) -> int:
@@ -168,8 +169,11 @@ class EngineThread:
             else:
                 self._metrics.inter_token_s.observe((now_s - entry.last_token_at_s) / num_new)
             self._metrics.generated_tokens.inc(num_new)
+            self.last_error = None
             entry.num_generated = event.num_generated
             entry.last_token_at_s = now_s
+        if event.finish is FinishReason.ERROR:
+            self.last_error = event.error
         if event.finish is not None:
             self._metrics.sequences.labels(event.finish.value).inc()
             self._metrics.prompt_tokens.inc(entry.num_prompt_tokens)

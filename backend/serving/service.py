@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -86,9 +85,11 @@ class Service:
 
     @property
     def failure(self) -> str | None:
+        """Why the status is what it is; where it is ready: how the last sequence failed, if no
+        token came since."""
         if self.status is Status.STALLED:
             return f"one step has been running for {self._thread.step_age_s():.0f} s"
-        return self._thread.failure
+        return self._thread.failure or self._thread.last_error
 
     @property
     def load(self) -> EngineLoad | None:
@@ -157,6 +158,3 @@ class Service:
 
     async def close(self) -> None:
         await self._thread.stop()
-
-
-Say = Callable[[str], None]

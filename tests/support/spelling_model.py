@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-CONTEXT = 512
+CONTEXT = 16_384
 LAYERS = 2
 HEADS, HEAD_DIM, INNER = 2, 16, 16
 EOS = "<|end|>"
@@ -26,12 +26,12 @@ STARTS = ("<|go|>", "<|go_tools|>", "<|go_think|>", "<|go_words|>")
 
 # The piece `", "arguments": ` is what the server itself writes when it demands a call.
 CHAINS: Sequence[Sequence[str]] = (
-    ("<|go|>", "Hello", " wor", "ld", ", how", " are", " you", "?", EOS),
+    ("<|go|>", "Hello", " wor", "ld", ", how", " are", " you?", EOS),
     (
         *("<|go_tools|>", "Let me see.", "<tool_call>", '\n {"na', 'me": "get_', 'weather"'),
         *(', "argu', 'ments": {"ci', 'ty": "Par', 'is"}}', "\n</tool_call>", EOS),
     ),
-    ("<|go_think|>", "<think>", "\nHm", ", two.", "\n</think>", "\n\nIt is", " two", ".", EOS),
+    ("<|go_think|>", "<think>", "\nHm", ", two.", "\n</think>", "\n\nIt is", " two.", EOS),
     (
         *('{"name": "', "get_weather", '", "arguments": ', '{"city": "Rome"}', "}\n"),
         *("</tool_call>", EOS),
@@ -39,6 +39,7 @@ CHAINS: Sequence[Sequence[str]] = (
 )
 
 TEMPLATE = """\
+{%- if messages[0].role == 'tool' %}{{ raise_exception('no answer before a call') }}{% endif %}
 {%- if tools %}<|system|>Tools: {{ tools | tojson }}{% endif %}
 {%- for message in messages %}
 {{- '<|' + message.role + '|>' }}
