@@ -29,7 +29,7 @@ from backend.serving.template_budget import (
     as_text,
     concat,
     current,
-    walk,
+    groups,
 )
 
 PLAIN_FILTERS = (
@@ -79,7 +79,7 @@ class ChatNamespace(Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         current().shape(value)
-        if any(isinstance(each, Namespace) for each in walk(value)):
+        if any(isinstance(each, Namespace) for group in groups(value) for each in group):
             raise TemplateLimit("it puts a namespace into a namespace")
         super().__setitem__(name, value)
 
