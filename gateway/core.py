@@ -240,7 +240,8 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_home: bool = False  # rendezvous home of this prefix, within its bounded load
     is_cooling: bool = False  # shut only because it asked for a pause (Retry-After)
     was_probed: bool = False  # lately, or its money for probes is spent for this hour
-    is_full: bool = False  # by its own account, or that account is too old to be believed
+    is_full: bool = False  # by its own account, or because it is silent
+    is_silent: bool = False  # told its load and has not for a while: used if nobody else can serve
     machine: MachineLoad | None = None  # self-hosted: its own account of its work
 
 

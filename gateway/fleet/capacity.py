@@ -25,7 +25,7 @@ TTFT_RISE_MAX = math.log(1.5)  # over what it takes when hardly loaded
 SLOPE_SIGMAS = 2.0
 QUEUE_FULL = 5.0  # waiting requests that mean full (roofline, reliability A.2)
 CACHE_FULL = 0.8  # KV cache use that means full
-TELEMETRY_STALE_S = 2.0  # then the endpoint counts as full
+TELEMETRY_STALE_S = 2.0  # then the endpoint counts as full, while another can serve
 TELEMETRY_GONE_S = 60.0  # then it is one that sends none
 
 
@@ -73,7 +73,9 @@ class Capacity:
         self._in_row = 0
         if dispatched_at_s < self._pushed_at_s and self._survivors:
             self._learn_ceiling(now_s)
-        if ttft_residual is not None and self._is_congested(in_flight, ttft_residual, now_s):
+        # Who tells how full it is need not be guessed at from its slowness.
+        is_guessed = ttft_residual is not None and self.told(now_s) is None
+        if is_guessed and self._is_congested(in_flight, ttft_residual or 0.0, now_s):
             return
         if in_flight >= GROWTH_USE_MIN * self.limit:
             self._grow(in_flight, dispatched_at_s, now_s)
@@ -169,23 +171,25 @@ class Capacity:
         """Age of that account in seconds."""
         return now_s - self._told_at_s
 
-    def is_full(self, in_flight: int, now_s: float) -> bool:
-        """By its own account, or because that account is stale; False where it gives none."""
-        told = self.told(now_s)
-        return told is not None and in_flight >= self._places(told, in_flight, now_s)
+    def is_silent(self, now_s: float) -> bool:
+        """It told its load, and has not for so long that nobody knows it now."""
+        return self.told(now_s) is not None and self.told_s_ago(now_s) > TELEMETRY_STALE_S
 
-    def now(self, in_flight: int, now_s: float) -> float:
-        """The limit that holds now: learned, or what the endpoint's own account leaves."""
+    def is_full(self, in_flight: int, now_s: float) -> bool:
+        """By its own account, or because it is silent; False where it never gave one."""
         told = self.told(now_s)
         if told is None:
-            return self.limit
-        return min(self.limit, max(CAPACITY_MIN, self._places(told, in_flight, now_s)))
+            return False
+        return self.is_silent(now_s) or in_flight >= told.in_flight + places_left(told)
 
-    def _places(self, told: MachineLoad, in_flight: int, now_s: float) -> float:
+    def now(self, now_s: float) -> float:
+        """The limit that holds now: learned, or what the endpoint's own account leaves."""
+        told = self.told(now_s)
+        if told is None or self.is_silent(now_s):
+            return self.limit
         # Counted from what was in flight then: counted from now, a burst between two accounts
         # would make room for itself, and those that end would take theirs with them.
-        is_stale = self.told_s_ago(now_s) > TELEMETRY_STALE_S
-        return in_flight if is_stale else told.in_flight + places_left(told)
+        return min(self.limit, max(CAPACITY_MIN, told.in_flight + places_left(told)))
 
 
 def places_left(load: MachineLoad) -> float:

@@ -108,7 +108,7 @@ class LiveEndpoint:
         built = EndpointLive(
             endpoint_id=self.endpoint.id,
             in_flight=self.in_flight + self.promised,
-            capacity=self.capacity.now(self.in_flight, now_s),
+            capacity=self.capacity.now(now_s),
             breaker=state,
             reopens_in_s=reopens_in_s,
             cached_tokens=cached,
@@ -117,6 +117,7 @@ class LiveEndpoint:
             is_cooling=state == "open" and self.breaker.is_closed,
             was_probed=was_probed,
             is_full=self.capacity.is_full(self.in_flight + self.promised, now_s),
+            is_silent=self.capacity.is_silent(now_s),
             machine=self.capacity.told(now_s),
         )
         if is_calm:

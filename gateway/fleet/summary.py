@@ -30,7 +30,7 @@ def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, o
         "characters_per_s": _shown(_scaled(rate, estimator.tokens.characters_per_token)),
         "success": _shown(estimator.success.measured()),
         "in_flight": live.in_flight,
-        "capacity": live.capacity.now(live.in_flight, now_s),
+        "capacity": live.capacity.now(now_s),
         "breaker": state,
         "reopens_in_s": reopens_in_s,
         "is_cooling": live.capacity.cooling_s(now_s) > 0.0,

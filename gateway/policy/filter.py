@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from gateway.core import EndpointLive, FleetView, Lane, PriceRow, ProviderPreferences, RequestFacts
@@ -36,14 +36,18 @@ _PRICE_BUCKETS: dict[str, str] = {
 _NANOS_OF_USD = 1e9
 
 
+Entry = tuple[Indexed, EndpointLive, PriceRow, int]  # the last: index of the model
+
+
 @dataclass(slots=True)
 class Filtered:
     """Who may serve, and why the others may not."""
 
-    eligible: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # the last: index of the model
+    eligible: list[Entry]
     excluded: list[tuple[str, str]]  # endpoint id, "rule: sentence"
-    open_breakers: list[tuple[Indexed, EndpointLive, PriceRow, int]]  # nothing else against them
+    open_breakers: list[Entry]  # nothing else against them
     num_full: int  # excluded by learned capacity, or a pause it asked for, alone
+    silent: list[Entry] = field(default_factory=list)  # interactive ones: nobody knows their load
     free_in_s: float = inf  # when the first of those may be sent to; 0 = as soon as a request ends
 
 
@@ -102,32 +106,46 @@ def filter_endpoints(
             elif live.breaker == "open":
                 found.open_breakers.append((one, live, row, model_idx))
                 reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
-            elif live.in_flight >= (_places_of_batch(live) if is_batch else live.capacity):
-                found.num_full += 1
-                found.free_in_s = 0.0
-                reason = _capacity_reason(live, is_batch=is_batch)
+            elif live.is_silent or live.in_flight >= _places(live, is_batch):
+                reason = _note_full(found, (one, live, row, model_idx), is_batch)
             else:
                 found.eligible.append((one, live, row, model_idx))
                 continue
         found.excluded.append((one.id, reason))
-    return found
+    return _carry_on(found)
 
 
-def _places_of_batch(live: EndpointLive) -> float:
+def _places(live: EndpointLive, is_batch: bool) -> float:
+    if not is_batch:
+        return live.capacity
     return 0.0 if live.is_full else batch_limit(live.capacity)
 
 
-def _capacity_reason(live: EndpointLive, *, is_batch: bool) -> str:
-    load = live.machine
-    if not (is_batch and live.is_full):
+def _note_full(found: Filtered, entry: Entry, is_batch: bool) -> str:
+    """Note an endpoint that is full, or may be; the reason, with its numbers."""
+    live = entry[1]
+    found.num_full += 1
+    found.free_in_s = 0.0
+    if live.is_silent and not is_batch and live.in_flight < live.capacity:
+        found.silent.append(entry)
+    if not (live.is_silent or (is_batch and live.is_full)):
         return (
             f"capacity: {live.in_flight} requests in flight, learned limit {live.capacity:.1f}"
             + (", less a place kept free of batch" * is_batch)
         )
-    said = "capacity: full by its own account, or silent of late, and batch work can wait"
+    said = "capacity: it is silent of late" if live.is_silent else "capacity: it says it is full"
+    load = live.machine
     if load is None:
         return said
     return f"{said} ({load.num_waiting} wait there, {load.cache_use:.0%} of its cache is in use)"
+
+
+def _carry_on(found: Filtered) -> Filtered:
+    """Nobody is known to have room: those who only do not tell are tried, but not with batch."""
+    if found.silent and not found.eligible:
+        found.eligible, tried = found.silent, {entry[0].id for entry in found.silent}
+        found.excluded = [each for each in found.excluded if each[0] not in tried]
+    return found
 
 
 def batch_limit(capacity: float) -> float:

@@ -159,7 +159,7 @@ async def test_server_that_keeps_silent_is_given_up_and_then_counts_as_full(tmp_
         answer = await world.ask("/v1/chat/completions", batch, {"x-looprouter-explain": "only"})
         left_out = {each["endpoint"]: each["reason"] for each in answer.json["candidates"]}
         assert answer.json["order"] == ["paid/m"]
-        assert left_out["own/m"].startswith("capacity: full by its own account, or silent of late")
+        assert left_out["own/m"].startswith("capacity: it is silent of late")
 
 
 async def test_tokens_served_make_the_price_of_the_next_window(tmp_path: Path) -> None:

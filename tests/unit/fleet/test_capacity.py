@@ -127,13 +127,13 @@ def told(**account: int) -> MachineLoad:
 def test_own_account_of_a_full_endpoint_leaves_no_room() -> None:
     capacity = Capacity()
     capacity.report(told(kv_blocks_used=40, in_flight=8, num_running=8), 0.0)
-    assert capacity.now(8, 1.0) == pytest.approx(16.0)
+    assert capacity.now(1.0) == pytest.approx(16.0)
     assert not capacity.is_full(8, 1.0)
     assert capacity.is_full(16, 1.0)
     capacity.report(told(num_waiting=7, kv_blocks_used=10, in_flight=9), 1.0)
 
     # Two have to end before it is not full; then the next may come without another account.
-    assert capacity.now(9, 1.0) == 7.0
+    assert capacity.now(1.0) == 7.0
     assert [capacity.is_full(in_flight, 1.0) for in_flight in (9, 7, 6)] == [True, True, False]
 
 
@@ -142,14 +142,20 @@ def test_machine_that_others_fill_is_full_for_us_who_have_nothing_there() -> Non
     capacity.report(told(num_running=20, num_waiting=5), 0.0)
 
     assert capacity.is_full(0, 1.0)
-    assert capacity.now(0, 1.0) == 1.0
+    assert capacity.now(1.0) == 1.0
 
 
 def test_burst_between_two_accounts_makes_no_room_for_itself() -> None:
     capacity = Capacity()
     capacity.report(told(kv_blocks_used=20, in_flight=4, num_running=4), 0.0)
 
-    assert [capacity.now(in_flight, 1.0) for in_flight in (4, 12, 16, 30)] == [16.0] * 4
+    assert capacity.now(1.0) == 16.0
+    assert [capacity.is_full(in_flight, 1.0) for in_flight in (4, 15, 16, 30)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,19 +175,38 @@ def test_own_account_tells_how_many_would_just_not_be_full(
     capacity = Capacity()
     capacity.report(told(**account), 0.0)
 
-    assert capacity.now(account["in_flight"], 0.5) == pytest.approx(places)
+    assert capacity.now(0.5) == pytest.approx(places)
 
 
 def test_stale_account_counts_as_full_and_a_vanished_one_no_more() -> None:
     capacity = Capacity()
-    capacity.report(told(kv_blocks_used=10), 0.0)
+    capacity.report(told(kv_blocks_used=80), 0.0)
 
-    assert not capacity.is_full(3, 2.0)
-    assert capacity.is_full(3, 2.5)
-    assert capacity.now(3, 2.5) == 3.0
-    assert capacity.now(0, 2.5) == 1.0
-    assert capacity.now(3, 61.0) == 64.0
-    assert not capacity.is_full(3, 61.0)
+    assert (capacity.now(2.0), capacity.is_full(0, 2.0), capacity.is_silent(2.0)) == (
+        1.0,
+        True,
+        False,
+    )
+    # How many it would carry is then what was learned: nobody knows better.
+    assert (capacity.now(2.5), capacity.is_full(0, 2.5), capacity.is_silent(2.5)) == (
+        64.0,
+        True,
+        True,
+    )
+    assert (capacity.is_full(3, 61.0), capacity.is_silent(61.0)) == (False, False)
+
+
+def test_who_tells_its_load_is_not_cut_for_being_slow_under_it() -> None:
+    guessed, telling = Capacity(), Capacity()
+    for second in range(120):
+        in_flight = 2 if second % 2 else 40
+        slow = 3.0 if in_flight == 40 else 0.0
+        telling.report(told(in_flight=in_flight), float(second))
+        for capacity in (guessed, telling):
+            capacity.succeeded(in_flight, slow, float(second))
+
+    assert guessed.limit < 40.0
+    assert telling.limit >= 64.0
 
 
 def round_of_refusals(capacity: Capacity, fitted: int, refused: int, now_s: float) -> None:

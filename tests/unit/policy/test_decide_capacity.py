@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core import Lane
+from gateway.core import Lane, MachineLoad
 from gateway.errors import NoEligibleEndpoint
 from gateway.policy.filter import CAPACITY_RULES, batch_limit
-from tests.support.deciding import decide_on, facts_of, order_of, policy_of, view_of
+from tests.support.deciding import decide_on, facts_of, order_of, policy_of, reason_of, view_of
 
 PAUSE = {"breaker": "open", "is_cooling": True, "reopens_in_s": 1.5}
 
@@ -65,3 +65,48 @@ def test_batch_is_refused_the_last_place_that_interactive_gets() -> None:
     assert order_of(plan) == ["a"]
     assert error.is_capacity
     assert "kept free of batch" in error.message
+
+
+SILENT = {"is_full": True, "is_silent": True, "in_flight": 3}
+
+
+def test_silent_machine_is_left_alone_while_another_can_serve() -> None:
+    policy = policy_of("a", "b")
+    plan = decide_on(policy, view_of(policy, {"a": {"rate": 900}}, {"a": SILENT}))
+
+    assert order_of(plan) == ["b"]
+    assert reason_of(plan, "a") == "capacity: it is silent of late"
+
+
+def test_silent_machine_serves_whoever_has_no_other_and_batch_waits() -> None:
+    policy = policy_of("a", "b")
+    live = {"a": SILENT, "b": {"in_flight": 64}}
+    plan = decide_on(policy, view_of(policy, live=live))
+    error = refusal(facts=facts_of(lane=Lane.BATCH), **live)
+
+    assert order_of(plan) == ["a"]
+    assert {c.endpoint_id: c.outcome for c in plan.candidates} == {
+        "a/x": "chosen",
+        "b/x": "excluded",
+    }
+    assert error.is_capacity
+
+
+def test_silent_machine_at_its_learned_limit_is_full() -> None:
+    error = refusal(a={**SILENT, "in_flight": 64})
+
+    assert error.is_capacity
+
+
+def test_machine_that_says_it_is_full_is_repelled_by_batch_with_its_numbers() -> None:
+    load = MachineLoad(num_waiting=7, kv_blocks_total=10, kv_blocks_used=9)
+    live = {"a": {"is_full": True, "in_flight": 2, "capacity": 64.0, "machine": load}}
+    policy = policy_of("a", "b")
+    batch = decide_on(policy, view_of(policy, live=live), facts_of(lane=Lane.BATCH))
+    interactive = decide_on(policy, view_of(policy, live=live))
+
+    assert order_of(batch) == ["b"]
+    assert reason_of(batch, "a") == (
+        "capacity: it says it is full (7 wait there, 90% of its cache is in use)"
+    )
+    assert sorted(order_of(interactive)) == ["a", "b"]
