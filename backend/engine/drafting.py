@@ -175,6 +175,7 @@ class Drafting:
             num_drafts=batch.num_drafts,
             histories=[each.token_ids for each in self._going_on],
             tenants=[each.request.tenant for each in self._going_on],
+            slot_ids=[each.slot for each in self._going_on],
         )
 
     def _piece_input(self, index: int, piece: _Piece, batch: Batch) -> ProposeInput:
@@ -196,6 +197,8 @@ class Drafting:
             num_drafts=batch.num_drafts if is_last else 0,
             histories=[sequence.token_ids if is_last else sequence.token_ids[: piece.chunk.end]],
             tenants=[sequence.request.tenant],
+            slot_ids=[sequence.slot],
+            start=piece.chunk.start,
         )
 
     def _ordered(self, made: Sequence[Proposal | None], batch: Batch) -> Proposal:

@@ -51,21 +51,26 @@ class Shapes:
         """How a prompt of so many tokens goes into the rows left: (tokens, rows) of each piece.
 
         One padded piece, or one that fills its rows exactly and a padded one for the rest where
-        that saves rows; of a longer prompt a full piece alone. Empty: no room.
+        that saves rows; of a longer prompt as much as fills its rows. Empty: no room.
         """
         whole = self._padded(num_tokens, num_rows)
-        full = max(
-            (each for each in self.prefill_lens if each <= min(num_tokens, num_rows)), default=0
-        )
+        full = self._filled(num_tokens, num_rows)
         if full in (0, num_tokens):
             return [] if whole is None else [(num_tokens, whole)]
         rest = self._padded(num_tokens - full, num_rows - full)
         # A piece more is worth its trouble from the smallest length on.
         if whole is not None and (rest is None or whole <= full + rest + self.prefill_lens[0]):
             return [(num_tokens, whole)]
-        if rest is None:
-            return [(full, full)]
-        return [(full, full), (num_tokens - full, rest)]
+        if rest is not None:
+            return [(full, full), (num_tokens - full, rest)]
+        more = self._filled(num_tokens - full, num_rows - full)
+        return [(full, full), (more, more)] if more else [(full, full)]
+
+    def _filled(self, num_tokens: int, num_rows: int) -> int:
+        """The largest length that the tokens fill, if the rows hold it; else 0."""
+        return max(
+            (each for each in self.prefill_lens if each <= min(num_tokens, num_rows)), default=0
+        )
 
     def _padded(self, num_tokens: int, num_rows: int) -> int | None:
         """The smallest length that holds the tokens, if the rows hold it."""

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.engine_world import MakeWorld, random_prompt
+from backend.engine.scheduler import Step
+from backend.models.interface import FeatureTap
+from tests.support.drafting_world import RepeatingProposer
+from tests.support.engine_world import EngineWorld, MakeWorld, random_prompt
 from tests.support.no_host_sync import HostSync, no_host_sync
 
 KINDS = {
@@ -19,34 +22,59 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
-def test_a_step_reads_no_value_and_moves_no_tensor(
-    make_world: MakeWorld, params: dict[str, Any]
-) -> None:
-    world = make_world(rows_max=40)
-    runner = world.engine._runner
-    guarded = {name: getattr(runner, name) for name in ("propose", "forward", "verify")}
-    kinds = set()
+TAPS = (FeatureTap(0, "in"), FeatureTap(2, "out"))
 
-    def guard(name: str) -> Any:
-        def call(*given: Any) -> Any:
-            with no_host_sync(runner.persistent):
-                return guarded[name](*given)
 
-        return call
+def guard(world: EngineWorld) -> tuple[set[tuple[bool, bool, bool]], list[Exception]]:
+    """Puts the runner's calls under guard: the kinds of steps seen, and what was caught.
 
-    # The recording of rows reads values; here only the runner's own work counts.
-    runner.forward = type(runner).forward.__get__(runner)
-    guarded["forward"] = runner.forward
-    for name in guarded:
-        setattr(runner, name, guard(name))
+    A kind is (has decodes, has prompts, has copies).
+    """
+    runner = world.runner
+    kinds: set[tuple[bool, bool, bool]] = set()
+    caught: list[Exception] = []
+
+    def guarded(call: Any) -> Any:
+        def inner(*given: Any) -> Any:
+            try:
+                with no_host_sync(runner.persistent):
+                    return call(*given)
+            except Exception as error:
+                caught.append(error)  # the engine would only end the requests
+                raise
+
+        return inner
+
+    # Not the world's own `forward`: its recording reads values.
+    calls = {
+        "propose": runner.propose,
+        "forward": type(runner).forward.__get__(runner),
+        "verify": runner.verify,
+    }
+    for name, call in calls.items():
+        setattr(runner, name, guarded(call))
     load = runner.load
 
-    def noting(step: Any) -> Any:
+    def noting(step: Step) -> Any:
         kinds.add((bool(step.decodes), bool(step.chunks), bool(step.copies)))
         return load(step)
 
     runner.load = noting
+    return kinds, caught
+
+
+@pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    "proposer",
+    [None, RepeatingProposer(), RepeatingProposer(TAPS)],
+    ids=["plain", "drafts", "drafts-from-features"],
+)
+def test_a_step_reads_no_value_and_moves_no_tensor(
+    make_world: MakeWorld, params: dict[str, Any], proposer: RepeatingProposer | None
+) -> None:
+    num_drafts = 0 if proposer is None else 3
+    world = make_world(rows_max=56, proposer=proposer, num_drafts_max=num_drafts)
+    kinds, caught = guard(world)
     rng = random.Random(1)
     prompt = random_prompt(rng, 16)
     for number in range(6):
@@ -55,6 +83,8 @@ def test_a_step_reads_no_value_and_moves_no_tensor(
         world.step()
     world.run()
 
+    assert caught == []
+    assert all(len(answer.token_ids) == 8 for answer in world.answers.values())
     assert {(True, False, False), (True, True, False), (False, True, False)} <= kinds
     assert (True, True, True) in kinds
 
