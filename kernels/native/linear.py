@@ -9,10 +9,12 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from kernels import memory
 from kernels.interface import Int8Weight
 from kernels.native.library import Function, Library, contiguous, kind_of
 from kernels.reference.linear_int8 import quantize_int8
 
+GROUP = 64  # kGroup in source/linear_int8.cpp
 ROWS_QUANTIZED_AT_ONCE = 4096  # bounds the float32 copy while a weight is packed
 BRIEF_PRODUCTS_MAX = 3_000_000  # some 100 us
 _CALL = struct.Struct("@4Q3q2i").pack  # lr::Int8Call
@@ -24,7 +26,6 @@ class _Int8Struct(ctypes.Structure):
     _fields_ = (
         ("packed", c_void_p),
         ("scales", c_void_p),
-        ("offsets", c_void_p),
         ("n", c_int64),
         ("k", c_int64),
     )
@@ -36,13 +37,11 @@ class PackedInt8:
     def __init__(self, n: int, k: int, panel: int) -> None:
         num_columns = -(-n // panel) * panel
         self.n, self.k, self.panel = n, k, panel
-        self.brief_rows_max = BRIEF_PRODUCTS_MAX // max(1, 2 * n * k)
+        self.brief_rows_max = BRIEF_PRODUCTS_MAX // max(1, n * k)
         self._panel_bytes = panel * (-(-k // 4) * 4)
-        self._packed = torch.zeros(num_columns // panel * self._panel_bytes, dtype=torch.int8)
+        self._packed = memory.zeros((num_columns // panel * self._panel_bytes,), torch.int8)
         self._scales = torch.zeros(num_columns, dtype=torch.float32)
-        self._offsets = torch.zeros(num_columns, dtype=torch.int32)
-        held = (self._packed, self._scales, self._offsets)
-        self._struct = _Int8Struct(*(each.data_ptr() for each in held), n, k)
+        self._struct = _Int8Struct(self._packed.data_ptr(), self._scales.data_ptr(), n, k)
         self.address = ctypes.addressof(self._struct)
 
     def fill(self, begin: int, part: Int8Weight, pack: Function) -> None:
@@ -52,7 +51,6 @@ class PackedInt8:
         pack(
             *(rows.data_ptr(), rows.stride(0), rows.shape[0], self.k),
             self._packed.data_ptr() + begin // self.panel * self._panel_bytes,
-            self._offsets[begin:].data_ptr(),
         )
 
 
@@ -88,7 +86,14 @@ class Int8Kernels:
         bias: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """[R, N]; the sums are exact integers, and equal the reference's bit for bit."""
+        """[R, N] in the dtype of `out`, or of x.
+
+        The int8 form of x has a scale for each GROUP of a row: s = absmax / 127, q = round(x · 127
+        / absmax). result = (Σ over groups, in order, of (Σ q · qweight) · s) · scale + bias; the
+        inner sums are exact and each step of the outer one rounds to float32. So a row's result is
+        the same alone or among others, to the bit. (The reference has one scale a row and a second
+        digit instead: as close to float32, but for twice the products.)
+        """
         packed = weight.packed
         if type(packed) is not PackedInt8:
             packed = self._packed_now(weight)
