@@ -1,8 +1,8 @@
 """Memory that is read from end to end at every step: in huge pages where the system has them.
 
-The processor's own read-ahead stops at the end of a page, and each page costs a look-up; with pages
-of 2 MiB instead of 4 KiB a core reads a fifth faster. Linux gives them to those who ask (transparent
-huge pages, `madvise`); elsewhere this is ordinary memory.
+The processor's own read-ahead stops at the end of a page, and each page costs a look-up; with
+pages of 2 MiB instead of 4 KiB a core reads a fifth faster. Linux gives them to those who ask
+(transparent huge pages, `madvise`); elsewhere this is ordinary memory.
 """
 
 from __future__ import annotations
