@@ -115,13 +115,27 @@ LR_INLINE float max_of(Floats value) {
 #endif
 }
 
+LR_INLINE int32_t sum_of(Ints value) {
+#if defined(LR_AVX512)
+  return _mm512_reduce_add_epi32((__m512i)value);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += value[i];
+  return sum;
+#endif
+}
+
 LR_INLINE int32_t max_of(Ints value) {
+#if defined(LR_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)value);
+#else
   int32_t lanes[kLanes];
   store(lanes, value);
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i)
       lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
 }
 
 // Loaded once and kept, where the compiler would rather load it again for each use.
