@@ -36,9 +36,8 @@ def test_thirty_two_requests_all_finish_and_none_starves(tiny: Tiny, make_world:
     # Eight run at once and each needs 24 steps: by arrival, a first token in every fourth part.
     for index in range(32):
         assert served[f"r{index}"] <= (index // 8 + 1) * 24 + 32
-    for name in ("r0", "r17", "r31"):
-        answer = world.answers[name]
-        assert answer.token_ids == tiny.greedy(answer.prompt, 24)
+    for answer in world.answers.values():
+        assert tiny.is_greedy(answer.prompt, answer.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +199,7 @@ def test_a_full_queue_says_when_to_come_again(make_world: MakeWorld) -> None:
 
     # The only one that runs has 180 tokens to go at a hundredth of a second each.
     assert caught.value.retry_after_s == pytest.approx(1.8, abs=0.1)
+    world.engine.close()
 
 
 def test_memory_for_less_than_one_sequence_is_refused(tiny: Tiny, make_world: MakeWorld) -> None:

@@ -14,7 +14,7 @@ from tests.support.drafting_world import RepeatingProposer
 from tests.support.engine_world import EngineWorld, MakeWorld, random_prompt
 from tests.support.no_host_sync import HostSync, no_host_sync
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01, "seed": 1},
     "penalised": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {7: 1.0}},
@@ -63,14 +63,18 @@ def guard(world: EngineWorld) -> tuple[set[tuple[bool, bool, bool]], list[Except
     return kinds, caught
 
 
-@pytest.mark.parametrize("params", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(
-    "proposer",
-    [None, RepeatingProposer(), RepeatingProposer(TAPS)],
-    ids=["plain", "drafts", "drafts-from-features"],
+    ("kind", "proposer"),
+    [
+        *((kind, None) for kind in KINDS),
+        ("drawn", RepeatingProposer()),
+        ("penalised", RepeatingProposer()),
+        ("greedy", RepeatingProposer(TAPS)),
+    ],
+    ids=[*KINDS, "drawn-drafts", "penalised-drafts", "drafts-from-features"],
 )
 def test_a_step_reads_no_value_and_moves_no_tensor(
-    make_world: MakeWorld, params: dict[str, Any], proposer: RepeatingProposer | None
+    make_world: MakeWorld, kind: str, proposer: RepeatingProposer | None
 ) -> None:
     num_drafts = 0 if proposer is None else 3
     world = make_world(rows_max=56, proposer=proposer, num_drafts_max=num_drafts)
@@ -78,7 +82,7 @@ def test_a_step_reads_no_value_and_moves_no_tensor(
     rng = random.Random(1)
     prompt = random_prompt(rng, 16)
     for number in range(6):
-        world.add(random_prompt(rng, 30 + number) if number % 2 else prompt, **params)
+        world.add(random_prompt(rng, 30 + number) if number % 2 else prompt, **KINDS[kind])
         world.step()
         world.step()
     world.run()
