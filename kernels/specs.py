@@ -47,7 +47,7 @@ OPS: tuple[OpSpec, ...] = (
     ),
     OpSpec(
         "linear_int8", ("x", "weight", "*", "bias", "out"),
-        "x [R, K] · weight [N, K]ᵀ, int8 weights and activations, a scale a row; a row's result is its own",
+        "x [R, K] · weight [N, K]ᵀ in int8, a scale a row; a row's result is its own",
     ),
     OpSpec(
         "row_stats", ("logits", "*", "temperature", "max_out", "sum_out"),
