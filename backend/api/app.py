@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
+from backend.api.auth import check_local
 from backend.api.chat import chat_completions
 from backend.api.completions import completions
 from backend.api.context import Asked, Server
@@ -77,6 +78,8 @@ class BackendApp:
             await exchange.answer(*problem_answer(error))
 
     async def _route(self, exchange: Exchange, request_id: str) -> None:
+        if self._server.local_names is not None:
+            check_local(exchange.headers, self._server.local_names)
         handler = HANDLERS.get(exchange.path)
         if handler is None:
             await self._page(exchange)

@@ -5,13 +5,39 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
-from backend.api.problems import WrongKey
+from backend.api.problems import NotLocal, WrongKey
 from backend.errors import BadRequest
 
 TENANT_HEADER = "x-looprouter-tenant"
 TENANT_CHARS_MAX = 256
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SALT_BYTES = 16
+
+
+def check_local(headers: Mapping[str, str], names: frozenset[str] = LOCAL_NAMES) -> None:
+    """For a server without keys: a web page that the user has open may not ask it.
+
+    A page of another site sends its Origin; one whose name was rebound to this machine sends that
+    name as Host. Raises NotLocal.
+    """
+    for header, url in (
+        ("host", "//" + headers.get("host", "")),
+        ("origin", headers.get("origin")),
+    ):
+        if url is not None and _host_of(url) not in names:
+            raise NotLocal(
+                f"this server has no key and answers this machine only, not {header} "
+                f"{headers.get(header, '')[:100]!r}"
+            )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 class Keys:

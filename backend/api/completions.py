@@ -35,7 +35,7 @@ async def completions(asked: Asked) -> None:
         prompts = _prompts(body, loaded.text)
     max_tokens = body.max_tokens or MAX_TOKENS_DEFAULT
     for prompt in prompts:
-        tokens_left(len(prompt.token_ids), max_tokens, loaded.context_len)
+        tokens_left(len(prompt.token_ids), max_tokens, loaded.context_len, param="prompt")
     params = body.params(
         max_tokens=max_tokens, logprobs=body.logprobs, vocab_size=loaded.model.vocab_size
     )

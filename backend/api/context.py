@@ -28,6 +28,8 @@ class Server:
     keys: Keys
     version: str
     body_bytes_max: int
+    # Names in Host and Origin that are answered; None: any, because there is a key to show.
+    local_names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,12 +28,18 @@ class WrongKey(Exception):
     """Answered 401."""
 
 
+class NotLocal(Exception):
+    """Answered 403."""
+
+
 def describe(error: Exception) -> tuple[int, str, str, str | None]:
     """Status, message, code and the field to blame of whatever was raised."""
     if isinstance(error, HttpProblem):
         return error.status, error.message, error.code, None
     if isinstance(error, WrongKey):
         return 401, str(error), "invalid_api_key", None
+    if isinstance(error, NotLocal):
+        return 403, str(error), "not_local", None
     if isinstance(error, NoSuchModel):
         return 404, error.message, error.code or "", error.param
     if isinstance(error, BadRequest):

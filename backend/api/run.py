@@ -30,6 +30,7 @@ class ServeOptions:
     drain_s: float = DRAIN_S
     ends_with: int | None = None  # a file descriptor at whose end the server drains
     body_bytes_max: int = BODY_BYTES_MAX
+    local_names: frozenset[str] | None = None
 
 
 async def serve_model(
@@ -49,6 +50,7 @@ async def serve_model(
             keys=Keys(options.keys),
             version=options.version,
             body_bytes_max=options.body_bytes_max,
+            local_names=options.local_names,
         )
     )
     server = make_server(app, service.drain)

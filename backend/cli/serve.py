@@ -153,6 +153,7 @@ def serve(
     sock, bound = listen(host, port)
     click.echo(f"Loading {name} from {choice.path} …")
     sys.stdout.flush()
+    from backend.api.auth import LOCAL_NAMES
     from backend.api.run import ServeOptions, run_in_uvloop, serve_model
     from backend.serving.job import TimeLimits
     from backend.serving.loading import load_served
@@ -164,6 +165,7 @@ def serve(
         keys=keys,
         limits=TimeLimits(first_token_limit, total_limit),
         drain_s=drain,
+        local_names=None if keys or allow_anyone else LOCAL_NAMES | {host},
         ends_with=sys.stdin.fileno() if with_parent else None,
     )
     configure_logs()

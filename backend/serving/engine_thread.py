@@ -73,7 +73,7 @@ class EngineThread:
 
     def __init__(self, make_engine: Callable[[], EngineApi], metrics: Metrics) -> None:
         self._make_engine = make_engine
-        self._metrics = metrics
+        self.metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._open: dict[str, _Open] = {}
@@ -118,7 +118,7 @@ class EngineThread:
     def cancel(self, request_id: str) -> None:
         """Before its next step the engine frees what the request held. Harmless when ended."""
         if self._close(request_id) is not None:
-            self._metrics.sequences.labels("cancelled").inc()
+            self.metrics.sequences.labels("cancelled").inc()
             self._commands.put(_Cancel(request_id))
 
     def fail_open(self, error: BackendError) -> None:
@@ -157,7 +157,7 @@ class EngineThread:
                 if report.finish is not None:
                     self._close(report.request_id)
             elif isinstance(report, Refused):
-                self._metrics.refused.inc()
+                self.metrics.refused.inc()
                 self._close(report.request_id)
             entry.mailbox.put(report)
 
@@ -165,19 +165,19 @@ class EngineThread:
         num_new = event.num_generated - entry.num_generated
         if num_new > 0:
             if entry.num_generated == 0:
-                self._metrics.ttft_s.observe(now_s - entry.submitted_at_s)
+                self.metrics.ttft_s.observe(now_s - entry.submitted_at_s)
             else:
-                self._metrics.inter_token_s.observe((now_s - entry.last_token_at_s) / num_new)
-            self._metrics.generated_tokens.inc(num_new)
+                self.metrics.inter_token_s.observe((now_s - entry.last_token_at_s) / num_new)
+            self.metrics.generated_tokens.inc(num_new)
             self.last_error = None
             entry.num_generated = event.num_generated
             entry.last_token_at_s = now_s
         if event.finish is FinishReason.ERROR:
             self.last_error = event.error
         if event.finish is not None:
-            self._metrics.sequences.labels(event.finish.value).inc()
-            self._metrics.prompt_tokens.inc(entry.num_prompt_tokens)
-            self._metrics.cached_tokens.inc(event.num_cached_tokens)
+            self.metrics.sequences.labels(event.finish.value).inc()
+            self.metrics.prompt_tokens.inc(entry.num_prompt_tokens)
+            self.metrics.cached_tokens.inc(event.num_cached_tokens)
 
     def _close(self, request_id: str) -> _Open | None:
         entry = self._open.pop(request_id, None)
@@ -219,7 +219,7 @@ class EngineThread:
         if engine.has_work():
             began_at_s = self._step_began_at_s = time.monotonic()
             events: list[Report] = list(engine.step())
-            self._metrics.step_s.observe(time.monotonic() - began_at_s)
+            self.metrics.step_s.observe(time.monotonic() - began_at_s)
             self._step_began_at_s = None
             if events:
                 self._post(self._deliver, events)

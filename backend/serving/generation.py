@@ -35,18 +35,22 @@ class Usage:
     generated: int
 
 
-def tokens_left(num_prompt_tokens: int, wanted: int | None, context_len: int) -> int:
+def tokens_left(
+    num_prompt_tokens: int, wanted: int | None, context_len: int, *, param: str = "messages"
+) -> int:
     """`max_tokens` of one prompt: as wanted, else all that the context has left.
 
-    Raises ContextOverflow when they do not fit.
+    Raises ContextOverflow, which blames `param`, when they do not fit.
     """
     left = context_len - num_prompt_tokens
     if left < (wanted or 1):
-        raise ContextOverflow(
+        overflow = ContextOverflow(
             f"this model's context is {context_len} tokens; the prompt has {num_prompt_tokens}"
             + (f" and {wanted} more are wanted" if wanted else "")
             + "; shorten one of them"
         )
+        overflow.param = param
+        raise overflow
     return wanted or left
 
 

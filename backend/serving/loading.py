@@ -10,6 +10,7 @@ import torch
 
 from backend.config import EngineConfig
 from backend.engine.engine import Engine
+from backend.errors import OutOfMemory
 from backend.models.loading import load_model
 from backend.serving.prompting import TextSide
 from backend.serving.service import Loaded
@@ -22,6 +23,23 @@ def load_served(path: Path, config: EngineConfig) -> Loaded:
 
     Raises SetupError, with one line that says why.
     """
+    if config.device == "cpu" and config.kv_cache_bytes > physical_bytes():
+        raise OutOfMemory(
+            f"{config.kv_cache_bytes >> 20} MiB are wanted for keys and values, this machine has "
+            f"{physical_bytes() >> 20} MiB of memory; choose a smaller --kv-cache-mib"
+        )
+    try:
+        return _load(path, config)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise OutOfMemory(
+                f"the memory of {config.device} does not hold the model and its cache; try a "
+                f"smaller --kv-cache-mib or --quantization int8 ({str(error)[:200]})"
+            ) from error
+        raise
+
+
+def _load(path: Path, config: EngineConfig) -> Loaded:
     config = replace(config, num_threads=config.num_threads or cores_to_use())
     torch.set_num_threads(config.num_threads)
     loaded = load_model(path, config)
@@ -52,3 +70,11 @@ def cores_to_use() -> int:
     else:
         num_cores = os.cpu_count() or 1
     return max(1, num_cores - 1)
+
+
+def physical_bytes() -> int:
+    """The machine's memory; where the system does not tell, more than anybody asks for."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62

@@ -10,8 +10,8 @@ from typing import Protocol
 import structlog
 
 from backend.config import EngineConfig, ModelConfig
-from backend.engine.interface import EngineLoad, EngineRequest, FinishReason
-from backend.errors import RequestFailed, SetupError, Unavailable
+from backend.engine.interface import EngineLoad, EngineRequest
+from backend.errors import RequestFailed, RequestTimedOut, SetupError, Unavailable
 from backend.sampling.params import SamplingParams
 from backend.serving.engine_thread import EngineApi, EngineThread
 from backend.serving.job import Job, TimeLimits
@@ -24,8 +24,11 @@ LOADING_RETRY_S = 2.0
 DRAIN_RETRY_S = 1.0
 ABORT_GRACE_S = 2.0
 STALL_S = 60.0  # a step that runs for longer hangs
-WARM_UP_TOKENS = 2  # a prompt and one decode step
+WARM_UP_TOKENS = 4  # one from the prompt, the others from steps that only decode
+WARM_UP_PROMPT = 64
 WARM_UP_LIMIT_S = 600.0  # kernels may be compiled in it
+# Larger batches are tried for so long, so that /v1/load has a step-cost table from the start.
+MEASURE_S = 3.0
 
 
 class Status(StrEnum):
@@ -67,7 +70,7 @@ class Service:
         self._loaded: Loaded | None = None
         self._is_warm = False
         self._is_draining = False
-        self._thread = EngineThread(self._make_engine, self.metrics)
+        self._thread = EngineThread(self._make_engine, Metrics())  # the warm-up's, thrown away
 
     def _make_engine(self) -> EngineApi:
         self._loaded = self._load_model()
@@ -126,24 +129,42 @@ class Service:
         )
 
     async def start(self) -> None:
-        """Load the model and run a real forward. Raises what loading raises, or SetupError."""
+        """Load the model and run real forwards. Raises what loading raises, or SetupError."""
         await self._thread.start()
-        await self._warm_up()
+        assert self._loaded is not None
+        began_at_s = time.monotonic()
+        size, largest = 1, self._loaded.config.sequences_max
+        while size <= largest and (size == 1 or time.monotonic() - began_at_s < MEASURE_S):
+            await self._warm_up(size)
+            size = min(2 * size, largest) if size < largest else largest + 1
+        self._thread.metrics = self.metrics
         self._is_warm = True
 
-    async def _warm_up(self) -> None:
+    async def _warm_up(self, num_sequences: int) -> None:
+        assert self._loaded is not None
+        # No two prompts begin alike, so that each is computed.
+        vocab_size, num_tokens = self._loaded.model.vocab_size, self._loaded.context_len
+        prompt_len = max(1, min(WARM_UP_PROMPT, num_tokens - WARM_UP_TOKENS))
         params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True)
-        request = EngineRequest("warm-up", (0,), params)
-        job = Job(self._thread, [[request]], TimeLimits(WARM_UP_LIMIT_S, WARM_UP_LIMIT_S))
-        finish: FinishReason | None = None
+        requests = [
+            EngineRequest(
+                f"warm-up-{num_sequences}-{idx}",
+                ((num_sequences + idx) % vocab_size, *[0] * (prompt_len - 1)),
+                params,
+            )
+            for idx in range(num_sequences)
+        ]
+        limits = TimeLimits(WARM_UP_LIMIT_S, WARM_UP_LIMIT_S, WARM_UP_LIMIT_S)
+        job = Job(self._thread, [[each] for each in requests], limits)
+        num_ended = 0
         try:
             async for events in job.events():
-                finish = events[-1].finish
-        except RequestFailed as error:
+                num_ended += sum(event.finish is not None for event in events)
+        except (RequestFailed, RequestTimedOut, Unavailable) as error:
             raise SetupError(f"the model's first forward failed: {error}") from error
         finally:
             job.close()
-        if finish is None:
+        if num_ended != num_sequences:
             raise SetupError("the model's first forward did not end")
 
     async def drain(self) -> None:

@@ -79,6 +79,7 @@ def test_context_overflow_has_openais_code(
     status, error = error_of(backend, path, body)
 
     assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == ("messages" if path == CHAT else "prompt")
     assert "512" in error["message"]
 
 
@@ -130,9 +131,21 @@ def test_other_paths_and_methods(
     assert backend.ask(method, path)[0] == status
 
 
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_web_page_cannot_use_a_server_without_keys(
+    backend: RunningBackend, headers: dict[str, str]
+) -> None:
+    body = {"model": MODEL, "messages": HI}
+
+    status, _, answer = backend.ask("POST", CHAT, body, headers)
+
+    assert status == 403
+    assert json.loads(answer)["error"]["code"] == "not_local"
+
+
 def test_body_over_the_limit_is_refused_before_it_is_read(backend: RunningBackend) -> None:
     with socket.create_connection(("127.0.0.1", backend.port), timeout=10) as sock:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n"
         sock.sendall(head.encode())
         assert sock.recv(4096).startswith(b"HTTP/1.1 413")
 
@@ -185,7 +198,7 @@ def test_client_that_leaves_before_a_whole_answer_frees_its_blocks(
     before = _ended(backend, "cancelled")
     body = json.dumps({**ENDLESS, "stream": False, "n": 8}).encode()
     with socket.create_connection(("127.0.0.1", backend.port), timeout=10) as sock:
-        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body)
         deadline_s = time.monotonic() + 10
         while backend.get("/v1/load")["num_running"] == 0 and time.monotonic() < deadline_s:

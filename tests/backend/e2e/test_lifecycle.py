@@ -256,6 +256,7 @@ def _with_pickles(source: Path, target: Path) -> Path:
         ("short key", "fewer than 8 characters"),
         ("busy", "choose another with --port"),
         ("no memory", "cache"),
+        ("too much memory", "--kv-cache-mib"),
         ("too long", "16384"),
         ("bad template", "chat template"),
     ],
@@ -279,6 +280,8 @@ def test_refusal_is_one_clear_line_and_exit_code_3(
         environ["LOOPROUTER_BACKEND_API_KEY"] = "short"
     elif case == "no memory":
         arguments += ["--kv-cache-mib", "1"]
+    elif case == "too much memory":
+        arguments += ["--kv-cache-mib", "500000000"]
     elif case == "too long":
         arguments += ["--context", "20000"]
     elif case == "bad template":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backend.api.auth import Keys, tenant_salt
-from backend.api.problems import WrongKey
+from backend.api.auth import Keys, check_local, tenant_salt
+from backend.api.problems import NotLocal, WrongKey
 from backend.errors import BadRequest
 
 
@@ -59,3 +59,33 @@ def test_salts_differ_by_key_and_by_tenant_and_are_empty_where_nobody_is_told_ap
 def test_tenant_of_any_length_is_not_taken() -> None:
     with pytest.raises(BadRequest, match="x-looprouter-tenant"):
         tenant_salt(b"", {"x-looprouter-tenant": "x" * 300})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "127.0.0.1:8100"},
+        {"host": "localhost"},
+        {"host": "[::1]:8100", "origin": "http://localhost:3000"},
+    ],
+)
+def test_own_machine_may_ask_a_server_without_keys(headers: dict[str, str]) -> None:
+    check_local(headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": ""},
+        {"host": "evil.example"},
+        {"host": "localhost.evil.example:8100"},
+        {"host": "localhost", "origin": "https://evil.example"},
+        {"host": "localhost", "origin": "null"},
+        {"host": "localhost", "origin": ""},
+        {"host": "[::1"},
+    ],
+)
+def test_web_page_may_not_ask_a_server_without_keys(headers: dict[str, str]) -> None:
+    with pytest.raises(NotLocal):
+        check_local(headers)
