@@ -18,6 +18,8 @@ constexpr int kPanel = kVectors * kLanes;
 constexpr int kTileRows = kLanes == 16 ? 6 : 2;
 constexpr float kRounding = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr float kTiny = 1e-34f;           // a group of smaller numbers is zero
+constexpr int64_t kLineBytes = 64;
+constexpr int64_t kAheadBytes = 4096;
 constexpr int64_t kRowsQuantizedAlone = 32;
 constexpr int64_t kMacsPerRange = 200000;  // below this a hand-over costs more than it saves
 
@@ -145,13 +147,13 @@ void quantize_rows(const Int8Call& call, const Quantized& to) {
   });
 }
 
-// `next` is read ahead, a line a vector, if kAhead.
-template <int Rows, bool kAhead>
+// Four values of each row; meanwhile `Ahead` lines from `ahead` on are fetched.
+template <int Rows, int Ahead>
 LR_INLINE void multiply_step(const int8_t* panel, const int8_t* x, int64_t x_stride,
-                             const int8_t* next, Ints (&sums)[Rows][kVectors]) {
+                             const int8_t* ahead, Ints (&sums)[Rows][kVectors]) {
   Ints w[kVectors];
   for (int v = 0; v < kVectors; ++v) w[v] = load<Ints>(panel + v * kLanes * 4);
-  for (int v = 0; kAhead && v < kVectors; ++v) prefetch(next + v * kLanes * 4);
+  for (int line = 0; line < Ahead; ++line) prefetch(ahead + line * kLineBytes);
   for (int r = 0; r < Rows; ++r) {
     int32_t four;
     std::memcpy(&four, x + r * x_stride, 4);
@@ -175,9 +177,9 @@ LR_INLINE void write_vector(const Int8Call& call, int64_t row, int64_t column, F
   store_some(to, value, room);
 }
 
-template <int Rows, bool kAhead>
+template <int Rows, int Ahead>
 LR_INLINE void multiply_tile(const Quantized& given, const int8_t* panel, int64_t row,
-                             const int8_t* next, int64_t all_steps,
+                             const int8_t* ahead, int64_t all_steps,
                              Floats (&totals)[Rows][kVectors]) {
   const int8_t* x = given.values + row * given.stride;
   const Group* groups = given.groups + row * given.num_groups;
@@ -186,10 +188,8 @@ LR_INLINE void multiply_tile(const Quantized& given, const int8_t* panel, int64_
     for (int r = 0; r < Rows; ++r)
       for (int v = 0; v < kVectors; ++v) sums[r][v] = splat(groups[r * given.num_groups].start);
     const int8_t* end = x + 4 * (all_steps < kGroup / 4 ? all_steps : kGroup / 4);
-    for (; x < end; x += 4, panel += kPanel * 4) {
-      multiply_step<Rows, kAhead>(panel, x, given.stride, next, sums);
-      if (kAhead) next += kPanel * 4;
-    }
+    for (; x < end; x += 4, panel += kPanel * 4, ahead += Ahead * kLineBytes)
+      multiply_step<Rows, Ahead>(panel, x, given.stride, ahead, sums);
     for (int r = 0; r < Rows; ++r) {
       Floats scale = splat(groups[r * given.num_groups].scale);
       for (int v = 0; v < kVectors; ++v)
@@ -198,49 +198,54 @@ LR_INLINE void multiply_tile(const Quantized& given, const int8_t* panel, int64_
   }
 }
 
-template <int Rows, typename Element>
+template <int Rows, int Ahead, typename Element>
 void run_tile(const Int8Call& call, const Quantized& given, int64_t row, int64_t panel_index,
-              const int8_t* next) {
+              const int8_t* ahead) {
   int64_t steps = padded_to(call.weight->k, 4) / 4;
   const int8_t* panel = call.weight->packed + panel_index * steps * kPanel * 4;
   Floats totals[Rows][kVectors] = {};
-  if (next == nullptr)
-    multiply_tile<Rows, false>(given, panel, row, next, steps, totals);
-  else
-    multiply_tile<Rows, true>(given, panel, row, next, steps, totals);
+  multiply_tile<Rows, Ahead>(given, panel, row, ahead, steps, totals);
   for (int r = 0; r < Rows; ++r)
     for (int v = 0; v < kVectors; ++v)
       write_vector<Element>(call, row + r, panel_index * kPanel + v * kLanes, totals[r][v]);
 }
 
-template <typename Element>
+template <int Ahead, typename Element>
 void run_rows(const Int8Call& call, const Quantized& given, int64_t row, int64_t rows,
-              int64_t panel, const int8_t* next) {
+              int64_t panel, const int8_t* ahead) {
   switch (rows) {
-    case 1: return run_tile<1, Element>(call, given, row, panel, next);
-    case 2: return run_tile<2, Element>(call, given, row, panel, next);
+    case 1: return run_tile<1, Ahead, Element>(call, given, row, panel, ahead);
+    case 2: return run_tile<2, Ahead, Element>(call, given, row, panel, ahead);
 #if defined(LR_AVX512)
-    case 3: return run_tile<3, Element>(call, given, row, panel, next);
-    case 4: return run_tile<4, Element>(call, given, row, panel, next);
-    case 5: return run_tile<5, Element>(call, given, row, panel, next);
-    case 6: return run_tile<6, Element>(call, given, row, panel, next);
+    case 3: return run_tile<3, Ahead, Element>(call, given, row, panel, ahead);
+    case 4: return run_tile<4, Ahead, Element>(call, given, row, panel, ahead);
+    case 5: return run_tile<5, Ahead, Element>(call, given, row, panel, ahead);
+    case 6: return run_tile<6, Ahead, Element>(call, given, row, panel, ahead);
 #endif
   }
 }
 
-// Every row for one panel before the next one: weights come from memory once. While the first
-// tile waits for memory the later ones have theirs in cache, so they fetch the next panel.
+// Every row for one panel before the next one: weights come from memory once. A single tile
+// fetches a little ahead of itself; of several, the first ones share the fetching of the next panel.
 template <typename Element>
 void run_panels(const Int8Call& call, const Quantized& given, int64_t begin, int64_t end) {
+  constexpr int kLines = kPanel * 4 / kLineBytes;  // of a step
   int64_t num_tiles = (call.rows + kTileRows - 1) / kTileRows;
   int64_t panel_bytes = padded_to(call.weight->k, 4) * kPanel;
   for (int64_t panel = begin; panel < end; ++panel) {
-    const int8_t* following = call.weight->packed + (panel + 1) * panel_bytes;
+    const int8_t* here = call.weight->packed + panel * panel_bytes;
+    const int8_t* next = here + panel_bytes;
     int64_t row = 0;
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       int64_t rows = (call.rows - row + (num_tiles - tile) - 1) / (num_tiles - tile);
-      const int8_t* next = tile == 1 && panel + 1 < end ? following : nullptr;
-      run_rows<Element>(call, given, row, rows, panel, next);
+      if (num_tiles == 1)
+        run_rows<kLines, Element>(call, given, row, rows, panel, here + kAheadBytes);
+      else if (num_tiles < kLines && tile < 2)
+        run_rows<kLines / 2, Element>(call, given, row, rows, panel, next + tile * panel_bytes / 2);
+      else if (num_tiles >= kLines && tile < kLines)
+        run_rows<1, Element>(call, given, row, rows, panel, next + tile * panel_bytes / kLines);
+      else
+        run_rows<0, Element>(call, given, row, rows, panel, nullptr);
       row += rows;
     }
   }
