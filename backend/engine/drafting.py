@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from backend.engine.batch import Batch, HostBuffer
 from backend.engine.interface import SpeculationWish
@@ -66,13 +67,16 @@ class Drafting:
         }
         self._proposer = proposer
         self._state = state
-        per_decode = ("slots", "decode_slots", "feature_rows", "draft_rows")
+        per_decode = ("slots", "limits", "feature_rows", "draft_rows")
         sizes = dict.fromkeys(per_decode, sequences_max)
         per_piece = ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
         sizes |= dict.fromkeys(per_piece, PIECES_MAX * prefills_max)
         self._host = HostBuffer(sizes, device)
         self._before = _Layout({}, 0, 1, [])
         self._going_on: list[EngineSequence] = []
+        self._is_whole = True  # whether `_going_on` are all that decode, in their order
+        self._limits: list[int] = []  # drafts that may count, of all that decode
+        self._num_steps = 0
 
     @property
     def is_active(self) -> bool:
@@ -99,9 +103,11 @@ class Drafting:
         if not self.is_active:
             return
         before, write = self._before, self._host.write
-        self._going_on = list(step.decodes)
+        self._num_steps += 1
+        self._limits = [self._limit(each) for each in step.decodes]
+        self._going_on = [each for each in step.decodes if self._wants_drafts(each)]
         if self.features:
-            self._going_on = [each for each in step.decodes if each.slot in before.row_of]
+            self._going_on = [each for each in self._going_on if each.slot in before.row_of]
             write(
                 "feature_rows",
                 [before.row_of[each.slot] for each in self._going_on],
@@ -113,24 +119,29 @@ class Drafting:
             write("piece_next", [each.next_token for each in pieces])
             write("piece_lengths", [each.chunk.end + 1 for each in pieces])
         write("slots", [each.slot for each in self._going_on], batch.num_sequences)
-        write("decode_slots", [each.slot for each in step.decodes], batch.num_sequences)
+        self._is_whole = len(self._going_on) == len(step.decodes)
+        write("limits", self._limits, batch.num_sequences)
         write("draft_rows", self._draft_rows(step, batch), batch.num_sequences)
         self._host.upload()
 
     def propose(self, step: Step, batch: Batch) -> Proposal | None:
-        """Drafts [S, N] for the decode group in its order, as many valid as each request allows."""
-        if not self.is_active or not (self.features or batch.num_drafts):
+        """Drafts for the decode group in its order, as many valid as each request allows.
+
+        [S, N], or fewer columns where nobody has so many; None: the step is a plain one.
+        """
+        num_drafts = min(batch.num_drafts, max(self._limits, default=0))
+        if not self.is_active or not (self.features or num_drafts):
             return None
         made: list[Proposal | None] = []
         if self._going_on:
-            made.append(self._proposer.propose(self._group_input(batch)))
+            made.append(self._proposer.propose(self._group_input(batch, num_drafts)))
         for index, piece in enumerate(self._before.pieces):
-            proposal = self._proposer.propose(self._piece_input(index, piece, batch))
+            proposal = self._proposer.propose(self._piece_input(index, piece, num_drafts))
             if piece.next_token < 0:
                 made.append(proposal)
-        if batch.num_drafts == 0 or all(each is None for each in made):
+        if num_drafts == 0 or all(each is None for each in made):
             return None
-        return self._ordered(made, batch)
+        return self._ordered(made, batch, num_drafts)
 
     def note(self, step: Step, batch: Batch, query_len: int) -> None:
         """Remembers where the forward that was just launched puts its features."""
@@ -140,21 +151,34 @@ class Drafting:
         row = batch.num_sequences * query_len
         for chunk in step.chunks:
             next_token = -1 if chunk.is_last else chunk.sequence.token_ids[chunk.end]
-            pieces.append(_Piece(chunk, row, next_token))
+            if self._wants_drafts(chunk.sequence):
+                pieces.append(_Piece(chunk, row, next_token))
             row += chunk.num_rows
         row_of = {each.slot: index for index, each in enumerate(step.decodes)}
         self._before = _Layout(row_of, batch.num_sequences, query_len, pieces)
 
+    def _wants_drafts(self, sequence: EngineSequence) -> bool:
+        """Who wants none is not shown to the method at all, and costs what plain decoding does."""
+        return self.limit_of(sequence.request.speculation) > 0
+
+    def _limit(self, sequence: EngineSequence) -> int:
+        """Behind the last token that the answer may have nothing can be accepted."""
+        wanted = self.limit_of(sequence.request.speculation)
+        return max(0, min(wanted, sequence.num_tokens_left - 1))
+
     def _draft_rows(self, step: Step, batch: Batch) -> list[int]:
-        """Row of each decoding sequence among the drafts as they are made: group, then pieces."""
+        """Row of each decoding sequence among the drafts as they are made: group, then pieces.
+
+        Who wants none has row 0, of which nothing counts.
+        """
         group_rows = batch.num_sequences if self._going_on else 0
         row_of = {each.slot: row for row, each in enumerate(self._going_on)}
         ended = [each for each in self._before.pieces if each.next_token < 0]
         for number, piece in enumerate(ended):
             row_of[piece.chunk.sequence.slot] = group_rows + number
-        return [row_of[each.slot] for each in step.decodes]
+        return [row_of.get(each.slot, 0) for each in step.decodes]
 
-    def _group_input(self, batch: Batch) -> ProposeInput:
+    def _group_input(self, batch: Batch, num_drafts: int) -> ProposeInput:
         slots = self._host.take("slots", batch.num_sequences)
         features = {}
         if self.features:
@@ -172,13 +196,16 @@ class Drafting:
             lengths=self._state.lengths.index_select(0, slots),
             features=features,
             num_fresh=self._state.num_fresh.index_select(0, slots),
-            num_drafts=batch.num_drafts,
+            num_drafts=num_drafts,
             histories=[each.token_ids for each in self._going_on],
             tenants=[each.request.tenant for each in self._going_on],
             slot_ids=[each.slot for each in self._going_on],
+            prompt_lens=[each.num_prompt_tokens for each in self._going_on],
+            limits=[min(num_drafts, self._limit(each)) for each in self._going_on],
+            step=self._num_steps,
         )
 
-    def _piece_input(self, index: int, piece: _Piece, batch: Batch) -> ProposeInput:
+    def _piece_input(self, index: int, piece: _Piece, num_drafts: int) -> ProposeInput:
         """After a piece that is not a prompt's last comes the prompt's own next token."""
         slots, sizes, following, lengths = (
             self._host.take(name, 1, index)
@@ -194,22 +221,24 @@ class Drafting:
             lengths=lengths,
             features={tap: buffer[rows].unsqueeze(0) for tap, buffer in self.features.items()},
             num_fresh=sizes,
-            num_drafts=batch.num_drafts if is_last else 0,
+            num_drafts=num_drafts if is_last else 0,
             histories=[sequence.token_ids if is_last else sequence.token_ids[: piece.chunk.end]],
             tenants=[sequence.request.tenant],
             slot_ids=[sequence.slot],
+            prompt_lens=[sequence.num_prompt_tokens],
+            limits=[min(num_drafts, self._limit(sequence)) if is_last else 0],
             start=piece.chunk.start,
+            step=self._num_steps,
         )
 
-    def _ordered(self, made: Sequence[Proposal | None], batch: Batch) -> Proposal:
-        limits = self._state.draft_limits.index_select(
-            0, self._host.take("decode_slots", batch.num_sequences)
-        )
-        only = made[0] if len(made) == 1 and self._going_on else None
+    def _ordered(self, made: Sequence[Proposal | None], batch: Batch, num_drafts: int) -> Proposal:
+        limits = self._host.take("limits", batch.num_sequences)
+        only = made[0] if len(made) == 1 and self._is_whole else None
         if only is not None:
             return Proposal(only.token_ids, torch.minimum(only.num_valid, limits), only.probs)
         rows = self._host.take("draft_rows", batch.num_sequences)
-        whole = _joined([self._present(each, index, batch) for index, each in enumerate(made)])
+        present = [self._present(each, index, batch) for index, each in enumerate(made)]
+        whole = _joined(present, num_drafts)
         return Proposal(
             whole.token_ids.index_select(0, rows),
             torch.minimum(whole.num_valid.index_select(0, rows), limits),
@@ -222,11 +251,13 @@ class Drafting:
             return proposal
         num_rows = batch.num_sequences if index == 0 and self._going_on else 1
         like = self._state.lengths
-        return Proposal(like.new_zeros((num_rows, batch.num_drafts)), like.new_zeros((num_rows,)))
+        return Proposal(like.new_zeros((num_rows, 0)), like.new_zeros((num_rows,)))
 
 
-def _joined(proposals: Sequence[Proposal]) -> Proposal:
+def _joined(proposals: Sequence[Proposal], num_drafts: int) -> Proposal:
     """One below the other; where only some know probabilities, the others' are one-hot."""
+    num_columns = min(num_drafts, max(each.token_ids.shape[1] for each in proposals))
+    proposals = [_widened(each, num_columns) for each in proposals]
     known = next((each.probs for each in proposals if each.probs is not None), None)
     probs = None
     if known is not None:
@@ -249,3 +280,15 @@ def _one_hot(token_ids: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
     shape = (*token_ids.shape, vocab_size)
     zeros = torch.zeros(shape, dtype=dtype, device=token_ids.device)
     return zeros.scatter_(-1, token_ids.unsqueeze(-1), 1.0)
+
+
+def _widened(proposal: Proposal, num_columns: int) -> Proposal:
+    """With columns of nothing; what is drawn from there does not count."""
+    missing = num_columns - proposal.token_ids.shape[1]
+    if missing <= 0:
+        return proposal
+    token_ids = functional.pad(proposal.token_ids, (0, missing))
+    probs = proposal.probs
+    if probs is not None:
+        probs = functional.pad(probs, (0, 0, 0, missing))
+    return Proposal(token_ids, proposal.num_valid, probs)

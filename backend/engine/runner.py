@@ -84,8 +84,7 @@ class Runner:
 
     def bind(self, sequence: Sequence) -> None:
         """A sequence has been given a slot. Raises what is wrong with its sampling alone."""
-        limit = self.drafting.limit_of(sequence.request.speculation)
-        self.state.bind(sequence.slot, limit)
+        self.state.bind(sequence.slot)
         self.sampler.set_slot(
             sequence.slot,
             sequence.request.params,

@@ -25,7 +25,6 @@ class SlotState:
         self.last_tokens = full(0)  # committed, not yet in the cache
         self.lengths = full(_INITIAL_LENGTH)  # committed tokens, the last one among them
         self.num_fresh = full(1)  # tokens committed by the last step
-        self.draft_limits = full(0)  # drafts that a request allows
         shape = (num_slots, table_width)
         host = torch.zeros(shape, dtype=torch.int32)
         self._tables_host = host.pin_memory() if device.type == "cuda" else host
@@ -41,13 +40,11 @@ class SlotState:
             "last_tokens": self.last_tokens,
             "lengths": self.lengths,
             "num_fresh": self.num_fresh,
-            "draft_limits": self.draft_limits,
             "block_tables": self.block_tables,
         }
 
-    def bind(self, slot: int, draft_limit: int) -> None:
+    def bind(self, slot: int) -> None:
         """A sequence takes the slot; its table is written from the start."""
-        self.draft_limits[slot] = draft_limit
         self._table_rows[slot] = 0
         self._num_written[slot] = 0
 

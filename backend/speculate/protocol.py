@@ -32,11 +32,21 @@ class ProposeInput:
     num_drafts: int  # N wanted
     histories: Sequence[Sequence[int]]  # of the real sequences: prompt and answer
     tenants: Sequence[bytes]  # of the real sequences: the prefix cache's salt
+    slot_ids: Sequence[int] = ()  # of the real sequences: `slots` as the host knows them
+    start: int | None = None  # position of a prompt piece's first row; None: the decode group
+    # [S] float32: drafts are drawn at these, and their probabilities told; None: greedy, one-hot.
+    temperatures: Tensor | None = None
+    prompt_lens: Sequence[int] = ()  # of the real sequences: tokens of the history that were asked
+    limits: Sequence[int] = ()  # of the real sequences: how many drafts may count, at most N
+    step: int = 0  # of the engine: who is proposed for in two neighbouring ones had one round
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Drafts. `num_valid` ≤ N: how many of a row count; `probs`: what they were drawn from."""
+    """Drafts. `num_valid` ≤ N: how many of a row count; `probs`: what they were drawn from.
+
+    Where nobody has N drafts the row may be shorter, and so is the target's pass over it.
+    """
 
     token_ids: Tensor  # [S, N] int64
     num_valid: Tensor  # [S] int64
