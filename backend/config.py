@@ -107,4 +107,5 @@ class EngineConfig:
     is_prefix_cached: bool = True
     proposer: str = "none"
     num_drafts_max: int = 0
+    ngram_lens: tuple[int, ...] = (3, 2, 1)  # of ends of a text that are looked up, longest first
     shapes: ShapeSet = field(default_factory=ShapeSet)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from backend.config import EngineConfig
 from backend.errors import SetupError
 from backend.models.interface import CausalModel
+from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.none import NoProposer
 from backend.speculate.protocol import Proposer
 
 PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "none": NoProposer,
+    "ngram": NgramProposer,
 }
 
 

@@ -101,3 +101,29 @@ def knowing(texts: Sequence[Sequence[int]], *, hit_rate: float = 1.0, seed: int 
         return []
 
     return guess
+
+
+def propose_input(
+    histories: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    *,
+    prompt_lens: Sequence[int] | None = None,
+    tenants: Sequence[bytes] | None = None,
+    pad: int = 0,
+) -> ProposeInput:
+    """What a method that looks texts up is given; sequence i has slot i + 1."""
+    num = len(histories)
+    lengths = torch.tensor([*map(len, histories), *[1] * pad])
+    return ProposeInput(
+        slots=torch.tensor([*range(1, num + 1), *[0] * pad]),
+        last_tokens=torch.tensor([*(each[-1] for each in histories), *[0] * pad]),
+        lengths=lengths,
+        features={},
+        num_fresh=torch.ones_like(lengths),
+        num_drafts=max(limits),
+        histories=histories,
+        tenants=tenants or [b""] * num,
+        slot_ids=list(range(1, num + 1)),
+        prompt_lens=prompt_lens or [len(each) for each in histories],
+        limits=limits,
+    )
