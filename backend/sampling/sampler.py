@@ -21,7 +21,7 @@ from backend.sampling.noise import as_int64, uniforms
 from backend.sampling.params import SamplingParams
 from backend.sampling.penalties import TokenTables, repeat, subtract
 from kernels.dispatch import Ops, select
-from kernels.reference.sample import VOCAB_SIZE_MAX
+from kernels.reference.sample import VOCAB_SIZE_MAX, first_largest
 
 LOGIT_BIAS_ABS_MAX = 100.0
 # How many best logprobs a step computes: few values, so that a step has few shapes.
@@ -174,6 +174,8 @@ class Sampler:
         counts: Tensor | None = None,
     ) -> Tensor:
         """The tokens [R] alone. `counts` [R, V] int32 stand in for the committed ones."""
+        if traits.is_all_greedy and not (traits.has_bias or traits.is_counting):
+            return first_largest(logits)
         tokens = []
         for rows in self._chunks(logits.shape[0]):
             adjusted = self._adjust(
@@ -224,7 +226,7 @@ class Sampler:
         self, adjusted: Tensor, slots: Tensor, positions: Tensor, traits: BatchTraits
     ) -> Tensor:
         if traits.is_all_greedy:
-            return adjusted.argmax(1)
+            return first_largest(adjusted)
         numbers, integers = self._numbers[slots], self._integers[slots]
         return self._ops.sample(
             adjusted,

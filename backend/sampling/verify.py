@@ -54,27 +54,41 @@ def verify(
     `positions` [S]: where the first token will stand. Row j of the logits follows the first j
     drafts, so its penalties count those as if they were committed; nothing is committed here.
     """
+    if proposal is None:
+        return _plain(logits.flatten(0, 1), slots, positions, sampler, traits)
     num_sequences, num_rows, _ = logits.shape
     rows = (num_sequences, num_rows)
     place = torch.arange(num_rows, device=logits.device)
     every_position = positions.unsqueeze(1) + place
-    if traits.is_counting and proposal is not None:
+    if traits.is_counting:
         tokens = _choose_in_turn(logits, proposal, slots, every_position, sampler, traits)
     else:
         every_slot = slots.unsqueeze(1).expand(rows).flatten()
         tokens = sampler.choose(logits.flatten(0, 1), every_slot, every_position.flatten(), traits)
     sampled = sampler.describe(logits.flatten(0, 1), tokens.flatten(), traits)
     tokens = tokens.view(rows)
-    if proposal is None:
-        num_tokens = torch.ones_like(slots)
-    else:
-        is_match = (tokens[:, :-1] == proposal.token_ids) & (
-            place[:-1] < proposal.num_valid.unsqueeze(1)
-        )
-        num_tokens = is_match.to(torch.int64).cumprod(1).sum(1) + 1
+    is_match = (tokens[:, :-1] == proposal.token_ids) & (
+        place[:-1] < proposal.num_valid.unsqueeze(1)
+    )
+    num_tokens = is_match.to(torch.int64).cumprod(1).sum(1) + 1
     return Verified(
         tokens=torch.where(place < num_tokens.unsqueeze(1), tokens, 0),
         num_tokens=num_tokens,
+        logprobs=_unflatten(sampled.logprobs, rows),
+        top_ids=_unflatten(sampled.top_ids, rows),
+        top_logprobs=_unflatten(sampled.top_logprobs, rows),
+    )
+
+
+def _plain(
+    logits: Tensor, slots: Tensor, positions: Tensor, sampler: Sampler, traits: BatchTraits
+) -> Verified:
+    """[S, V]: one token each, of nobody's draft."""
+    sampled = sampler.sample(logits, slots, positions, traits)
+    rows = (logits.shape[0], 1)
+    return Verified(
+        tokens=sampled.tokens.view(rows),
+        num_tokens=torch.ones_like(slots),
         logprobs=_unflatten(sampled.logprobs, rows),
         top_ids=_unflatten(sampled.top_ids, rows),
         top_logprobs=_unflatten(sampled.top_logprobs, rows),

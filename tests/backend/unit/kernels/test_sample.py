@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from kernels.reference.sample import WEIGHT_BITS, sample
+from kernels.reference.sample import WEIGHT_BITS, first_largest, sample
 
 V = 23
 
@@ -154,3 +154,13 @@ def test_row_of_nan_gives_some_token_and_harms_no_other() -> None:
 
     assert torch.equal(got[0::2], want[0::2])
     assert 0 <= got[1] < V
+
+
+@pytest.mark.parametrize("vocab_size", [1, 37, 64, 256, 257, 1024, 128_256])
+def test_the_first_largest_is_argmax_in_blocks_or_without(vocab_size: int) -> None:
+    logits = torch.randint(0, 50, (3, 2 * vocab_size), generator=torch.Generator().manual_seed(1))
+    part = logits.float()[:, :vocab_size]  # many ties, and rows that do not follow each other
+    part[1] = -torch.inf
+    part[2, vocab_size // 2] = torch.nan
+
+    assert first_largest(part).tolist() == part.argmax(dim=1).tolist()
