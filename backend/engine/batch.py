@@ -186,7 +186,9 @@ class InputMaker:
         token_ids[:, 0].copy_(self.state.last_tokens.index_select(0, slots))
         if draft_ids is not None:
             token_ids[:, 1:].copy_(draft_ids)
-        self._place(rows, places, tables, places < self.context_len_max)
+        # Only drafts can reach behind the context; a padding row's table holds block 0 alone.
+        is_real = None if query_len == 1 else places < self.context_len_max
+        self._place(rows, places, tables, is_real)
         return AttentionGroup(
             row_start=0,
             num_sequences=num_sequences,
@@ -216,14 +218,17 @@ class InputMaker:
             query_starts=start.to(torch.int32),
         )
 
-    def _place(self, rows: slice, places: Tensor, tables: Tensor, is_real: Tensor) -> None:
-        """Positions and cache slots of rows [S, Q]; what does not exist lies in block 0."""
-        num_keys = min(tables.shape[1] * self.block_size, self.context_len_max)
-        places = places.clamp(max=num_keys - 1)
+    def _place(self, rows: slice, places: Tensor, tables: Tensor, is_real: Tensor | None) -> None:
+        """Positions and cache slots of rows [S, Q]; what is not real lies in block 0."""
+        if is_real is not None:
+            num_keys = min(tables.shape[1] * self.block_size, self.context_len_max)
+            places = places.clamp(max=num_keys - 1)
         blocks = tables.gather(1, places // self.block_size).to(torch.int64)
         kv_slots = blocks * self.block_size + places % self.block_size
+        if is_real is not None:
+            kv_slots = torch.where(is_real, kv_slots, 0)
         self.buffers.positions[rows].view(places.shape).copy_(places)
-        self.buffers.kv_slots[rows].view(places.shape).copy_(torch.where(is_real, kv_slots, 0))
+        self.buffers.kv_slots[rows].view(places.shape).copy_(kv_slots)
 
 
 def copy_blocks(cache: KvCache, sources: Tensor, targets: Tensor) -> None:
