@@ -68,8 +68,8 @@ class Asked:
 
 
 def _priority(body: CommonBody, headers: Mapping[str, str]) -> Priority:
-    """The body's field counts before the header."""
-    name = body.priority or headers.get(PRIORITY_HEADER, "") or "interactive"
-    if name not in PRIORITIES:
-        raise wrong(PRIORITY_HEADER, f"is {name[:40]!r}; use interactive or batch")
-    return PRIORITIES[name]
+    """The later of the two: behind a gateway the header is its word, the field its client's."""
+    named = headers.get(PRIORITY_HEADER, "") or "interactive"
+    if named not in PRIORITIES:
+        raise wrong(PRIORITY_HEADER, f"is {named[:40]!r}; use interactive or batch")
+    return max(PRIORITIES[named], PRIORITIES[body.priority or "interactive"])

@@ -249,6 +249,10 @@ def configure_logs() -> None:
 
     import structlog
 
+    # The engine and the kernels know nothing of structlog.
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s [%(levelname)s] %(name)s: %(message)s"
+    )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
