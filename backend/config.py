@@ -108,4 +108,5 @@ class EngineConfig:
     proposer: str = "none"
     num_drafts_max: int = 0
     ngram_lens: tuple[int, ...] = (3, 2, 1)  # of ends of a text that are looked up, longest first
+    draft_path: str = ""  # directory of the draft head, for methods that have one
     shapes: ShapeSet = field(default_factory=ShapeSet)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from backend.layers.linear import Linear
 
+_UNITS_AT_ONCE = 64
+
 
 class Embedding:
     """`table` [V, H]."""
@@ -32,3 +34,17 @@ class Head:
             hidden.shape[0], self._vocab_size, dtype=torch.float32, device=hidden.device
         )
         return self._projection.forward(hidden, out)
+
+    def rows(self, token_ids: Tensor, hidden_size: int, dtype: torch.dtype) -> Tensor:
+        """float32 [K, H]: some rows of the weight, read by projecting unit vectors.
+
+        However the weight is packed, a unit vector gives one of its columns, as it multiplies.
+        """
+        device = token_ids.device
+        rows = torch.empty(token_ids.shape[0], hidden_size, dtype=torch.float32, device=device)
+        for begin in range(0, hidden_size, _UNITS_AT_ONCE):
+            end = min(begin + _UNITS_AT_ONCE, hidden_size)
+            units = torch.zeros(end - begin, hidden_size, dtype=dtype, device=device)
+            units[:, begin:end].fill_diagonal_(1.0)
+            rows[:, begin:end] = self.forward(units).index_select(1, token_ids).t()
+        return rows

@@ -26,6 +26,7 @@ class StoredTensor:
 
     file: str
     shape: tuple[int, ...]
+    dtype: str = ""  # safetensors' name for it
 
 
 class Checkpoint(Protocol):

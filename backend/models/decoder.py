@@ -92,6 +92,19 @@ class DecoderModel:
         """[S, H] → float32 [S, V]."""
         return self._head.forward(hidden)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[R] → [R, H]."""
+        shape = (token_ids.shape[0], self.config.hidden_size)
+        out = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self._embedding.forward(token_ids, out)
+        return out
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """float32 [K, H]."""
+        if self.config.tie_embeddings:
+            return self.embed(token_ids).float()
+        return self._head.rows(token_ids, self.config.hidden_size, self.dtype)
+
     def make_cache(self, num_blocks: int, block_size: int) -> KvCache:
         """Zeroed: rows that only pad read from it, and a NaN there would spread."""
         shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)

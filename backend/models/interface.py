@@ -85,6 +85,14 @@ class CausalModel(Protocol):
         """[S, H] → float32 [S, V]."""
         ...
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[R] int64 → rows of the embedding table, [R, H] in the model's type: drafts share it."""
+        ...
+
+    def head_rows(self, token_ids: Tensor) -> Tensor:
+        """float32 [K, H]: the rows that give these tokens' logits. Slow; for loading a draft."""
+        ...
+
     def make_cache(self, num_blocks: int, block_size: int) -> KvCache:
         """Empty, on the model's device, zeroed."""
         ...

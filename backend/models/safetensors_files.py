@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 class SafetensorsDirectory:
     """A `Checkpoint`. Raises BadCheckpoint for damaged files, UnsafeFormat if there is no other."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dtypes: Collection[str] = DTYPES) -> None:
         self.path = str(directory)
+        self._dtypes = dtypes
         self._opened: dict[str, Any] = {}
         self._stored: dict[str, StoredTensor] = {}
         index = _read_index(directory)
@@ -51,16 +52,16 @@ class SafetensorsDirectory:
             names: list[str] = opened.keys()
             for name in names:
                 part = opened.get_slice(name)
-                if part.get_dtype() not in DTYPES:
+                dtype = part.get_dtype()
+                if dtype not in self._dtypes:
                     raise BadCheckpoint(
-                        f"{shown}: tensor {name} has type {part.get_dtype()}; "
-                        f"known: {', '.join(DTYPES)}"
+                        f"{shown}: tensor {name} has type {dtype}; known: {', '.join(self._dtypes)}"
                     )
                 if name in self._stored:
                     raise BadCheckpoint(
                         f"{shown}: tensor {name} is in {self._stored[name].file} too"
                     )
-                self._stored[name] = StoredTensor(shown, tuple(part.get_shape()))
+                self._stored[name] = StoredTensor(shown, tuple(part.get_shape()), dtype)
         except (SafetensorError, OSError) as error:
             raise BadCheckpoint(
                 f"{shown} is no whole safetensors file ({error}); fetch it again"
