@@ -30,8 +30,7 @@ def token_ids(spelling_model: Path) -> dict[str, int]:
 def shared_backend(
     spelling_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningBackend]:
-    options = (*TINY, "--context", "512")
-    with running_backend(spelling_model, tmp_path_factory.mktemp("backend"), *options) as backend:
+    with running_backend(spelling_model, tmp_path_factory.mktemp("backend"), *TINY) as backend:
         yield backend
 
 

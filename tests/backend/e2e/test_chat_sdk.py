@@ -230,4 +230,4 @@ def test_models_page_names_what_it_can_do(client: OpenAI) -> None:
         "tools": True,
         "reasoning": True,
     }
-    assert named.context_length == 512
+    assert named.context_length == 16_384
