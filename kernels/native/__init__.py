@@ -15,6 +15,7 @@ from kernels.native.attention import AttentionKernels
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
 from kernels.native.rows import RowKernels
+from kernels.native.sampling import SampleKernel
 
 _log = logging.getLogger(__name__)
 _loaded: dict[Path, Library] = {}
@@ -38,7 +39,7 @@ def load(
         return _ops(_loaded[path])
     except (build.BuildError, known_answers.WrongAnswer) as error:
         _log.warning("native kernels are not used: %s", error)
-    except OSError as error:
+    except (OSError, AttributeError) as error:  # no library; one without our functions
         _log.warning("native kernels are not used: the library does not load: %s", error)
     return None
 
@@ -52,6 +53,7 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
         "gated_mul": rows.gated_mul,
         "linear_int8": int8.linear_int8,
         "pack_int8": int8.pack_int8,
+        "sample": SampleKernel(library).sample,
     }
 
 

@@ -19,7 +19,7 @@ class WrongAnswer(Exception):
 
 def check(ops: Ops) -> None:
     """Raises WrongAnswer at the first op that does."""
-    for case in (_linear_int8, _rms_norm, _gated_mul, _rope_kv_write, _paged_attention):
+    for case in (_linear_int8, _rms_norm, _gated_mul, _rope_kv_write, _paged_attention, _sample):
         case(ops)
 
 
@@ -79,3 +79,18 @@ def _paged_attention(ops: Ops) -> None:
         scale=1.0,
     )
     _expect("paged_attention", got, [4.0, 8.0, 10.0, 2.0])
+
+
+def _sample(ops: Ops) -> None:
+    # exp of these is 4, 2, 1, 1 of 8 at temperature 1; squared, 16, 4, 1, 1 of 22 at one half.
+    logits = torch.tensor([[4.0, 2.0, 1.0, 1.0]]).log().repeat(5, 1)
+    uniforms = torch.tensor([0.49, 0.51, 0.99, 0.72, 0.0], dtype=torch.float64)
+    temperature = torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0], dtype=torch.float64)
+    drawn = ops["sample"](logits, uniforms, temperature=temperature)
+    _expect("sample", drawn, [0.0, 1.0, 3.0, 0.0, 0.0])
+    two = torch.full((5,), 2)
+    best_two = ops["sample"](logits, uniforms, temperature=temperature, top_k=two)
+    _expect("sample", best_two, [0.0, 0.0, 1.0, 0.0, 0.0])
+    most = torch.full((5,), 0.7, dtype=torch.float64)
+    likely = ops["sample"](logits, uniforms, temperature=temperature, top_p=most)
+    _expect("sample", likely, [0.0, 0.0, 1.0, 0.0, 0.0])

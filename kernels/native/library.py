@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lr_gated_mul": _OP,
     "lr_rope_kv_write": _OP,
     "lr_paged_attention": _OP,
+    "lr_sample": _OP,
 }
 
 

@@ -26,6 +26,14 @@ void parallel_ranges(int64_t count, int64_t grain, const Body& body) {
 // the same `slot`. Null when there is no memory.
 void* scratch(int slot, int64_t bytes);
 
-enum ScratchSlot : int { kQuantized = 0, kRowScales = 1, kAttention = 2, kPartials = 3, kNumSlots };
+enum ScratchSlot : int {
+  kQuantized,
+  kRowScales,
+  kAttention,
+  kPartials,
+  kWeights,
+  kCandidates,
+  kNumSlots
+};
 
 }  // namespace lr
