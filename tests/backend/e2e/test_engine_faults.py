@@ -20,6 +20,7 @@ from backend.engine.interface import EngineRequest, TokenEvent
 from backend.serving.job import TimeLimits
 from backend.serving.loading import load_served
 from backend.serving.service import Loaded
+from tests.support.backend_process import READY_S_MAX
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
@@ -79,7 +80,9 @@ async def world(spelling_model: Path) -> AsyncIterator[World]:
     limits = TimeLimits(quiet_s=0.3)
     options = ServeOptions(served_name="spelling", version="0", limits=limits, drain_s=0.1)
     serving = asyncio.create_task(serve_model(options, load, sock, lambda _: ready.set()))
-    await asyncio.wait_for(ready.wait(), 60)
+    waiting = asyncio.create_task(ready.wait())
+    await asyncio.wait((serving, waiting), timeout=READY_S_MAX, return_when="FIRST_COMPLETED")
+    assert ready.is_set(), "the server did not become ready"
     yield made
     await made.client.aclose()
     serving.cancel()
