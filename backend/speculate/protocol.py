@@ -51,6 +51,8 @@ class Proposal:
     token_ids: Tensor  # [S, N] int64
     num_valid: Tensor  # [S] int64
     probs: Tensor | None = None  # [S, N, V] float32; None: one-hot
+    # [S, N] float32: how likely a draft is accepted if those before it are, for methods that know.
+    confidences: Tensor | None = None
 
 
 class Proposer(Protocol):

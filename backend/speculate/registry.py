@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from backend.config import EngineConfig
 from backend.errors import SetupError
 from backend.models.interface import CausalModel
-from backend.speculate.proposers import eagle3
+from backend.speculate.proposers import dflash, dspark, eagle3
 from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.none import NoProposer
 from backend.speculate.protocol import Proposer
@@ -16,6 +16,8 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "none": NoProposer,
     "ngram": NgramProposer,
     "eagle3": eagle3.make,
+    "dflash": dflash.make,
+    "dspark": dspark.make,
 }
 
 

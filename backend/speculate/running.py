@@ -10,9 +10,10 @@ vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from kernels.dispatch import Ops
 from kernels.interface import MaskKind
 
 _T = TypeVar("_T")
+_Module = TypeVar("_Module", bound=nn.Module | None)
 
 
 class Packer:
@@ -51,6 +53,13 @@ class Packer:
 
     def vector(self, weight: Tensor) -> Tensor:
         return weight.detach().to(self.device, self.dtype)
+
+    def module(self, module: _Module) -> _Module:
+        """A copy as it is, for what is too small to be packed."""
+        if module is None:
+            return module
+        copied = copy.deepcopy(module).to(self.device, self.dtype).requires_grad_(False)
+        return cast("_Module", copied)
 
     def norm(self, module: RmsNorm) -> Norm:
         return Norm(self.vector(module.weight), module.eps, self.ops)

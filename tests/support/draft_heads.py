@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.support.draft_references import Dimensions, Eagle3Rules
+from tests.support.draft_references import BlockRules, Dimensions, Eagle3Rules
 from tests.support.tiny_checkpoints import CONTEXT, VOCAB
 
 HIDDEN = 64
@@ -25,6 +25,7 @@ class SavedHead:
     directory: Path
     tensors: dict[str, Tensor]  # by canonical names
     dims: Dimensions
+    state_indices: tuple[int, ...]  # its features among transformers' hidden_states
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -163,7 +164,9 @@ def save_eagle3(
     if layout == "native":
         stored = {name.replace("layers.0.", "midlayer."): each for name, each in stored.items()}
     write(directory, config, stored)
-    return SavedHead(directory, tensors, dims, config)
+    # DeepSpec's layer i means what leaves it; entry 0 of hidden_states is the embedding.
+    indices = tuple(layer + (layout == "deepspec") for layer in layer_ids)
+    return SavedHead(directory, tensors, dims, indices, config)
 
 
 def _eagle3_config(
@@ -201,5 +204,115 @@ def _eagle3_config(
             "eagle_aux_hidden_state_layer_ids": list(layer_ids),
             "use_aux_hidden_state": True,
             "norm_before_fc": rules.is_norm_before_fc,
+        },
+    }
+
+
+MASK_TOKEN = 3
+MARKOV_RANK = 8
+BLOCK_SIZE = 6
+
+
+def save_block_head(
+    directory: Path,
+    method: str = "dflash",
+    layout: str = "speculators",
+    *,
+    seed: int = 0,
+    dims: Dimensions | None = None,
+    rules: BlockRules | None = None,
+    layer_ids: tuple[int, ...] = (1, 3, 5),
+    has_draft_vocab: bool = True,
+    has_lm_head: bool = True,
+    has_embedding: bool = False,
+    has_qk_norm: bool = True,
+    has_confidence: bool = False,
+    is_int8: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> SavedHead:
+    """`layer_ids` as this layout counts them; `extra` goes into config.json."""
+    rules = rules or BlockRules(MASK_TOKEN)
+    dims = dims or dimensions(num_layers=2)
+    draft_vocab = DRAFT_VOCAB if has_draft_vocab else VOCAB
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (HIDDEN, len(layer_ids) * HIDDEN),
+        "hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+    }
+    for index in range(dims.num_layers):
+        shapes |= layer_shapes(dims, index, is_fusing=False, has_qk_norm=has_qk_norm)
+    if has_lm_head:
+        shapes["lm_head.weight"] = (draft_vocab, HIDDEN)
+    if has_embedding:
+        shapes["embed_tokens.weight"] = (VOCAB, HIDDEN)
+    shapes |= _small_shapes(rules, draft_vocab, has_confidence=has_confidence)
+    tensors = random_tensors(shapes, seed)
+    stored = in_int8(tensors) if is_int8 else dict(tensors)
+    if has_draft_vocab:
+        tensors["d2t"], mask = draft_vocabulary(seed)
+        stored |= {"d2t": tensors["d2t"], "t2d": mask}
+    config = _block_config(method, layout, dims, rules, layer_ids)
+    config |= {"draft_vocab_size": draft_vocab} if has_draft_vocab else {}
+    if method == "dspark":
+        config |= {
+            "markov_rank": MARKOV_RANK if rules.markov_kind else 0,
+            "markov_head_type": rules.markov_kind or "vanilla",
+            "enable_confidence_head": has_confidence,
+            "confidence_head_with_markov": rules.reads_markov,
+        }
+    write(directory, config | (extra or {}), stored)
+    # Only speculators counts what enters a layer.
+    indices = tuple(layer + (layout != "speculators") for layer in layer_ids)
+    return SavedHead(directory, tensors, dims, indices, config)
+
+
+def _small_shapes(
+    rules: BlockRules, draft_vocab: int, *, has_confidence: bool
+) -> dict[str, tuple[int, ...]]:
+    rank, kind = MARKOV_RANK, rules.markov_kind
+    shapes: dict[str, tuple[int, ...]] = {}
+    if kind:
+        shapes["markov_head.markov_w1.weight"] = (VOCAB, rank)
+        shapes["markov_head.markov_w2.weight"] = (draft_vocab, rank)
+    if kind == "gated":
+        shapes["markov_head.gate_proj.weight"] = (rank, HIDDEN + rank)
+        shapes["markov_head.gate_proj.bias"] = (rank,)
+    if kind == "rnn":
+        shapes["markov_head.joint_proj.weight"] = (3 * rank, HIDDEN + 2 * rank)
+        shapes["markov_head.joint_proj.bias"] = (3 * rank,)
+    if has_confidence:
+        size = HIDDEN + (rank if kind and rules.reads_markov else 0)
+        shapes |= {"confidence_head.proj.weight": (1, size), "confidence_head.proj.bias": (1,)}
+    return shapes
+
+
+def _block_config(
+    method: str, layout: str, dims: Dimensions, rules: BlockRules, layer_ids: tuple[int, ...]
+) -> dict[str, Any]:
+    common = {"block_size": BLOCK_SIZE, "mask_token_id": rules.mask_token_id}
+    if layout == "speculators":
+        return {
+            "speculators_model_type": method,
+            "transformer_layer_config": layer_keys(dims, "qwen3"),
+            "aux_hidden_state_layer_ids": list(layer_ids),
+            "sample_from_anchor": rules.samples_from_anchor,
+            **common,
+        }
+    if layout == "deepspec":
+        return {
+            "architectures": ["Qwen3DSparkModel"],
+            **layer_keys(dims, "qwen3"),
+            "target_layer_ids": list(layer_ids),
+            "num_anchors": 512,
+            **common,
+        }
+    return {
+        "architectures": ["DFlashDraftModel"],
+        **layer_keys(dims, "qwen3"),
+        "block_size": BLOCK_SIZE,
+        "num_target_layers": 6,
+        "dflash_config": {
+            "mask_token_id": rules.mask_token_id,
+            "target_layer_ids": list(layer_ids),
         },
     }

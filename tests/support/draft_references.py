@@ -181,3 +181,114 @@ class Eagle3Reference:
                 behind.append(layer.behind(residual, seen[-1], seen))
             states = behind
         return states[-1]
+
+
+@dataclass(frozen=True)
+class BlockRules:
+    mask_token_id: int
+    samples_from_anchor: bool = False
+    is_causal: tuple[bool, ...] = ()
+    markov_kind: str = ""  # none
+    reads_markov: bool = True
+
+
+@dataclass
+class BlockReference:
+    """DFlash, and DSpark where the rules say so. `tensors` in float64."""
+
+    tensors: Tensors
+    dims: Dimensions
+    embedding: Tensor
+    lm_head: Tensor
+    rules: BlockRules
+
+    def drafts(
+        self,
+        tokens: Sequence[int],
+        features: Sequence[Tensor],
+        num_drafts: int,
+        missing: Sequence[int] = (),
+    ) -> list[int]:
+        return self.chosen(tokens, features, num_drafts, missing)[0]
+
+    def chosen(
+        self,
+        tokens: Sequence[int],
+        features: Sequence[Tensor],
+        num_drafts: int,
+        missing: Sequence[int] = (),
+    ) -> tuple[list[int], list[float]]:
+        """(drafts, how likely each is thought to be accepted)."""
+        states = self._states(tokens, features, num_drafts, missing)
+        drafts: list[int] = []
+        confidences = []
+        previous, memory = tokens[-1], torch.zeros(())
+        for state in states:
+            logits = self.lm_head @ state
+            if self.rules.markov_kind:
+                latent, memory = self._latent(previous, state, memory)
+                logits = logits + self.tensors["markov_head.markov_w2.weight"] @ latent
+            confidences.append(self._confidence(state, previous))
+            index = int(logits.argmax())
+            previous = index + (int(self.tensors["d2t"][index]) if "d2t" in self.tensors else 0)
+            drafts.append(previous)
+        return drafts, confidences
+
+    def _states(
+        self,
+        tokens: Sequence[int],
+        features: Sequence[Tensor],
+        num_drafts: int,
+        missing: Sequence[int],
+    ) -> list[Tensor]:
+        """Normed, of the rows that draft."""
+        num_true, rules, eps = len(tokens) - 1, self.rules, self.dims.eps
+        context = {}
+        for position in set(range(num_true)) - set(missing):
+            fused = self.tensors["fc.weight"] @ torch.cat([each[position] for each in features])
+            context[position] = rms_norm(fused, self.tensors["hidden_norm.weight"], eps)
+        num_rows = num_drafts if rules.samples_from_anchor else num_drafts + 1
+        ids = [tokens[-1], *[rules.mask_token_id] * (num_rows - 1)]
+        states = [self.embedding[token] for token in ids]
+        for index in range(self.dims.num_layers):
+            window = self.dims.windows[index] if self.dims.windows else 0
+            layer = Layer(self.tensors, f"layers.{index}.", self.dims, window)
+            before = [layer.row(c, p, has_query=False) for p, c in context.items()]
+            block = [
+                layer.row(layer.norm("input_layernorm", state), num_true + place)
+                for place, state in enumerate(states)
+            ]
+            is_causal = bool(rules.is_causal) and rules.is_causal[index]
+            states = [
+                layer.behind(state, row, [*before, *(block[: place + 1] if is_causal else block)])
+                for place, (state, row) in enumerate(zip(states, block, strict=True))
+            ]
+        normed = [rms_norm(state, self.tensors["norm.weight"], eps) for state in states]
+        return normed[num_rows - num_drafts :]
+
+    def _latent(self, previous: int, state: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = self.tensors["markov_head.markov_w1.weight"][previous]
+        if self.rules.markov_kind == "gated":
+            gate = torch.sigmoid(self._affine("gate_proj", torch.cat((state, embedded))))
+            return gate * embedded, memory
+        if self.rules.markov_kind == "rnn":
+            memory = memory.expand(embedded.shape)
+            joint = self._affine("joint_proj", torch.cat((memory, embedded, state)))
+            gate, candidate, output = joint.view(3, -1)
+            gate = torch.sigmoid(gate)
+            return torch.tanh(output), gate * memory + (1 - gate) * torch.tanh(candidate)
+        return embedded, memory
+
+    def _affine(self, name: str, x: Tensor) -> Tensor:
+        at = f"markov_head.{name}."
+        return self.tensors[at + "weight"] @ x + self.tensors[at + "bias"]
+
+    def _confidence(self, state: Tensor, previous: int) -> float:
+        if "confidence_head.proj.weight" not in self.tensors:
+            return math.nan
+        given = state
+        if self.rules.reads_markov and self.rules.markov_kind:
+            given = torch.cat((state, self.tensors["markov_head.markov_w1.weight"][previous]))
+        logit = self.tensors["confidence_head.proj.weight"][0] @ given
+        bias = self.tensors.get("confidence_head.proj.bias")
+        return float(torch.sigmoid(logit + (0 if bias is None else bias[0])))

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from backend.models.interface import FeatureTap
+from backend.speculate.draft_cache import DraftCache
 from backend.speculate.protocol import Proposal, ProposeInput, Proposer
 from tests.support.tiny_checkpoints import VOCAB
 
@@ -28,12 +29,16 @@ class States:
 
     def __call__(self, tokens: Sequence[int], tap: FeatureTap) -> Tensor:
         """[positions, H]."""
+        return self.of(tokens)[tap.layer + (tap.side == "out")]
+
+    def of(self, tokens: Sequence[int]) -> tuple[Tensor, ...]:
+        """Entry 0: what enters the first layer; entry i: what leaves layer i - 1."""
         key = tuple(tokens)
         if key not in self._known:
             with torch.inference_mode():
                 out = self._reference(torch.tensor([key]), output_hidden_states=True)
             self._known[key] = tuple(each[0] for each in out.hidden_states)
-        return self._known[key][tap.layer + (tap.side == "out")]
+        return self._known[key]
 
 
 @dataclass
@@ -65,6 +70,7 @@ class Rounds:
         self.running: dict[int, Running] = {}
         self.rng = random.Random(seed)
         self.last_proposal: Proposal | None = None
+        self.before_round: Callable[[], None] = lambda: None
         self._batch = batch
 
     def prompt(self, num_tokens: int) -> list[int]:
@@ -123,6 +129,7 @@ class Rounds:
     ) -> None:
         """The target verifies `verified` drafts of each sequence and accepts as many as `accepted`
         says (by slot; else at random); one more token is drawn. Then new drafts are made."""
+        self.before_round()
         if num_drafts is not None:
             self.num_drafts = num_drafts
         slots = list(self.running)
@@ -144,11 +151,6 @@ class Rounds:
     def release(self, slot: int) -> Running:
         self.proposer.release(slot)
         return self.running.pop(slot)
-
-    def features(self, slot: int) -> list[Tensor]:
-        """Of every position but the newest token's, a tap each."""
-        tokens = self.running[slot].tokens[:-1]
-        return [self.states(tokens, tap) for tap in self.proposer.taps]
 
     def _group(
         self, slots: Sequence[int], features: Mapping[FeatureTap, list[Tensor]], fresh: list[int]
@@ -193,6 +195,17 @@ class Rounds:
         filled = torch.full((num_rows, rows.shape[1]), 50.0)
         filled[: len(rows)] = rows
         return filled.unsqueeze(0)
+
+
+def poison(cache: DraftCache) -> None:
+    """NaN wherever no true row lies: rejected ones, scratch, free blocks, padding."""
+    blocks = cache.blocks
+    is_true = torch.zeros(blocks.num_blocks, blocks.block_size, dtype=torch.bool)
+    for lane in (*blocks._lanes.values(), *blocks._kept.values()):
+        for row in range(lane.num_rows):
+            is_true[lane.blocks[row // blocks.block_size], row % blocks.block_size] = True
+    for each in (*cache.keys, *cache.values):
+        each.masked_fill_(~is_true[:, None, :, None], torch.nan)
 
 
 def play(rounds: Rounds, check: Callable[[Rounds], None], *, lookahead: int) -> None:

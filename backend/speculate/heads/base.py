@@ -35,20 +35,25 @@ class HeadConfig:
     def has_draft_vocab(self) -> bool:
         return self.draft_vocab_size < self.shape.vocab_size
 
+    def layer_rule(self, num_target_layers: int) -> tuple[int, ...]:
+        """The layers of a head that does not name them, counted as `tap_side` says."""
+        raise NotImplementedError
+
     def taps(self, num_target_layers: int) -> tuple[FeatureTap, ...]:
         """In the order in which `fc` takes them. Raises BadCheckpoint for a layer without states.
 
         The state behind the last layer is none of them: Hugging Face gives it normed.
         """
+        layer_ids = self.layer_ids or self.layer_rule(num_target_layers)
         first = -1 if self.tap_side == "out" else 0  # what leaves layer -1 is the embedding
         last = num_target_layers - (2 if self.tap_side == "out" else 1)
-        for layer in self.layer_ids:
+        for layer in layer_ids:
             if not first <= layer <= last:
                 raise BadCheckpoint(
                     f"the head reads target layer {layer}, but of a target of {num_target_layers} "
                     f"layers it can read {first} to {last}"
                 )
-        return tuple(FeatureTap(layer, self.tap_side) for layer in self.layer_ids)
+        return tuple(FeatureTap(layer, self.tap_side) for layer in layer_ids)
 
 
 class DraftHead(nn.Module):

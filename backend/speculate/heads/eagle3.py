@@ -32,11 +32,9 @@ class Eagle3Config(HeadConfig):
     has_fc_norm: bool = False  # a norm for each feature (EAGLE-3.1)
     is_output_normed: bool = False  # the next draft reads the normed state (EAGLE-3.1)
 
-
-def layer_rule(num_target_layers: int) -> tuple[int, ...]:
-    """Which layers' inputs are the features where a head does not say: an early, a middle, a late
-    one."""
-    return (2, num_target_layers // 2, num_target_layers - 3)
+    def layer_rule(self, num_target_layers: int) -> tuple[int, ...]:
+        """What enters an early, a middle and a late layer."""
+        return (2, num_target_layers // 2, num_target_layers - 3)
 
 
 def read_config(files: HeadFiles) -> Eagle3Config:

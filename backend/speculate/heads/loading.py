@@ -10,13 +10,15 @@ import torch
 
 from backend.config import ModelConfig
 from backend.errors import BadCheckpoint
-from backend.speculate.heads import eagle3
+from backend.speculate.heads import dflash, dspark, eagle3
 from backend.speculate.heads.base import DraftHead
 from backend.speculate.heads.files import HeadFiles
 
 # Method → (reads its config, makes the module of it).
 _METHODS: Mapping[str, tuple[Callable[[HeadFiles], Any], Callable[[Any], DraftHead]]] = {
     "eagle3": (eagle3.read_config, eagle3.Eagle3Head),
+    "dflash": (dflash.read_config, dflash.DFlashHead),
+    "dspark": (dspark.read_config, dspark.DSparkHead),
 }
 
 

@@ -1,0 +1,74 @@
+"""DFlash and DSpark against the published formulas, recomputed from the whole prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.draft_heads import MASK_TOKEN, dimensions, save_block_head
+from tests.support.draft_methods import NUM_DRAFTS, check_drafts, proposer_of, reference_of
+from tests.support.draft_references import BlockRules
+from tests.support.draft_rounds import Rounds, States, play, poison
+from tests.support.engine_world import Tiny
+
+DFLASH = BlockRules(MASK_TOKEN)
+ANCHORED = BlockRules(MASK_TOKEN, samples_from_anchor=True)
+WINDOWS = dimensions(num_layers=2, windows=(6, 0))
+
+FORMS: dict[str, tuple[BlockRules, dict[str, Any]]] = {
+    "dflash": (DFLASH, {}),
+    "llama-like": (DFLASH, {"has_qk_norm": False}),
+    "target-s-ends": (DFLASH, {"has_lm_head": False, "has_draft_vocab": False}),
+    "target-s-rows": (DFLASH, {"has_lm_head": False}),
+    "own-embedding": (DFLASH, {"has_embedding": True}),
+    "windows": (BlockRules(MASK_TOKEN, is_causal=(True, False)), {"dims": WINDOWS}),
+    "windows-both-ways": (
+        BlockRules(MASK_TOKEN),
+        {"dims": WINDOWS, "extra": {"sliding_window_non_causal": True}},
+    ),
+    "anchored": (ANCHORED, {"method": "dspark"}),
+    "not-anchored": (
+        BlockRules(MASK_TOKEN, markov_kind="vanilla"),
+        {"method": "dspark"},
+    ),
+    **{
+        kind: (
+            BlockRules(MASK_TOKEN, samples_from_anchor=True, markov_kind=kind),
+            {"method": "dspark", "has_confidence": True},
+        )
+        for kind in ("vanilla", "gated", "rnn")
+    },
+}
+
+
+@pytest.mark.parametrize(("rules", "form"), FORMS.values(), ids=FORMS)
+def test_drafts_are_those_of_the_formulas(
+    target: Tiny, states: States, tmp_path: Path, rules: BlockRules, form: dict[str, Any]
+) -> None:
+    saved = save_block_head(tmp_path, rules=rules, **form)
+    rounds = Rounds(proposer_of(target, saved), states, NUM_DRAFTS)
+    reference = reference_of(target, saved, rules)
+
+    rounds.admit(1, rounds.prompt(11))
+    check_drafts(rounds, saved, reference)
+    for accepted in (0, 4, 2):
+        rounds.round({1: accepted})
+        check_drafts(rounds, saved, reference)
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_sequences_do_not_disturb_each_other(
+    target: Tiny, states: States, tmp_path: Path, method: str
+) -> None:
+    rules = DFLASH
+    if method == "dspark":
+        rules = BlockRules(MASK_TOKEN, samples_from_anchor=True, markov_kind="vanilla")
+    saved = save_block_head(tmp_path, method, rules=rules)
+    proposer = proposer_of(target, saved)
+    rounds = Rounds(proposer, states, NUM_DRAFTS, batch=6)
+    rounds.before_round = lambda: poison(proposer.cache)
+    reference = reference_of(target, saved, rules)
+
+    play(rounds, lambda rounds: check_drafts(rounds, saved, reference), lookahead=0)
