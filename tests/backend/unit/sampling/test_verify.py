@@ -213,6 +213,7 @@ def speculated(model: Model, params: SamplingParams, seeds: range) -> np.ndarray
     return torch.stack([first.tokens[:, 0], plain_second], 1).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_a_hundred_thousand_draws_have_the_joint_distribution_of_the_model(top_k: int) -> None:
     model = Model(5, vocab_size=6)
