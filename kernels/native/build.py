@@ -23,6 +23,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
 COMPILERS_AT_ONCE = 2
+LIBRARIES_KEPT = 4  # checkouts and compilers that take turns
 COMPILE_TIMEOUT_S = 300.0
 VERSION_TIMEOUT_S = 20.0
 
@@ -40,9 +41,13 @@ class BuildError(Exception):
 
 def default_cache_folder() -> Path:
     """The platform's own; a caller that reads the environment may give another one."""
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise BuildError(f"there is no home folder to keep the library in: {error}") from error
     if platform.system() == "Darwin":
-        return Path.home() / "Library/Caches/looprouter/native"
-    return Path.home() / ".cache/looprouter/native"
+        return home / "Library/Caches/looprouter/native"
+    return home / ".cache/looprouter/native"
 
 
 def find_compiler(compiler: str | None = None) -> str:
@@ -77,6 +82,8 @@ def library(
             with _locked(folder / "lock"):
                 if not target.exists():
                     _compile(found, options, target)
+                    _forget_old(folder)
+        os.utime(target)
     except OSError as error:
         raise BuildError(f"the cache folder {folder} cannot be used: {error}") from error
     return target
@@ -138,6 +145,13 @@ def _compile(compiler: str, options: Sequence[str], target: Path) -> None:
         built = Path(work) / target.name
         _run([compiler, *options, "-shared", *objects, "-o", str(built)], COMPILE_TIMEOUT_S)
         built.replace(target)
+
+
+def _forget_old(folder: Path) -> None:
+    """Libraries of earlier versions go; a process that has one loaded keeps it."""
+    libraries = sorted(folder.glob("ops-*.so"), key=lambda path: path.stat().st_mtime)
+    for path in libraries[:-LIBRARIES_KEPT]:
+        path.unlink()
 
 
 def _run(command: Sequence[str], timeout_s: float) -> str:
