@@ -21,6 +21,7 @@ from backend.layers.rotary import cos_sin_table
 from backend.layers.workspace import Activations, Workspace
 from backend.models.family import TensorSpec, Weights
 from backend.models.interface import FeatureTap, ForwardInput, KvCache
+from kernels import memory
 
 # Names that the checkpoints of nearly all decoder-only models share.
 EMBEDDING = "model.embed_tokens.weight"
@@ -109,12 +110,13 @@ class DecoderModel:
         """Zeroed: rows that only pad read from it, and a NaN there would spread."""
         shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
 
-        def zeros() -> tuple[Tensor, ...]:
-            return tuple(
-                torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self._layers
-            )
+        def zeros() -> Tensor:
+            if self.device.type == "cpu":
+                return memory.zeros(shape, self.dtype)
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-        return KvCache(keys=zeros(), values=zeros(), block_size=block_size)
+        keys, values = (tuple(zeros() for _ in self._layers) for _ in range(2))
+        return KvCache(keys=keys, values=values, block_size=block_size)
 
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one position, all layers."""
