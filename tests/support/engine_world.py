@@ -243,6 +243,7 @@ class EngineWorld:
         assert self.blocks.num_free == load.kv_blocks_total
         assert sorted(self.scheduler._free_slots) == list(range(1, self.config.sequences_max + 1))
         assert not self.engine.has_work()
+        assert not self.runner.sampler.tables.is_counting
 
     def _record_steps(self) -> None:
         forward = self.runner.forward

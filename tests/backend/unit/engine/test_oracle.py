@@ -61,6 +61,20 @@ def test_prefix_hit(tiny: Tiny, make_world: MakeWorld, rng: random.Random) -> No
     assert_equal(world, tiny)
 
 
+@pytest.mark.parametrize("num_answer", [10, 11, 12])
+def test_the_last_token_of_an_answer_is_in_no_cached_block(
+    tiny: Tiny, make_world: MakeWorld, rng: random.Random, num_answer: int
+) -> None:
+    """Prompt and answer are 15, 16 and 17 tokens; what comes last was drawn, never computed."""
+    world = make_world()
+    first = world.ask(random_prompt(rng, 5), max_tokens=num_answer)
+
+    again = world.ask([*first.prompt, *first.token_ids, *random_prompt(rng, 3)])
+
+    assert again.events[-1].num_cached_tokens == (16 if num_answer == 12 else 8)
+    assert_equal(world, tiny)
+
+
 @pytest.mark.parametrize("num_tokens", [16, 17])
 def test_the_same_prompt_again_is_computed_from_its_last_token_or_block(
     tiny: Tiny, make_world: MakeWorld, rng: random.Random, num_tokens: int

@@ -169,6 +169,21 @@ def test_who_does_not_fit_holds_back_who_came_later() -> None:
     assert small.num_generated == 4
 
 
+@pytest.mark.parametrize(("num_blocks", "is_admitted"), [(9, False), (10, True)])
+def test_a_block_stays_free_for_each_that_runs(num_blocks: int, is_admitted: bool) -> None:
+    """Two that run hold two blocks each; the third needs three, and leaves each of them one."""
+    busy = world(num_blocks=num_blocks)
+    for _ in range(2):
+        busy.submit([1] * 6, max_tokens=2)
+    busy.step([1])
+    third = busy.submit([2] * 9)
+
+    busy.step([1])
+
+    assert (third.status is not Status.WAITING) == is_admitted
+    busy.drain(50)
+
+
 def test_the_queue_s_order_survives_preemption() -> None:
     busy = world(sequences_max=2)
     first = busy.submit([1] * 4, max_tokens=9)
