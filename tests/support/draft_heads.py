@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,17 @@ def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, T
     return found
 
 
-def draft_vocabulary(seed: int, size: int = DRAFT_VOCAB) -> tuple[Tensor, Tensor]:
-    """(d2t offsets, t2d mask) of a random subset in ascending order."""
+def draft_vocabulary(seed: int, ids: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """(d2t offsets, t2d mask) of these tokens, or of a random subset."""
     rng = torch.Generator().manual_seed(seed + 1000)
-    ids = torch.randperm(VOCAB, generator=rng)[:size].sort().values
+    chosen = torch.tensor(ids) if ids else torch.randperm(VOCAB, generator=rng)[:DRAFT_VOCAB]
     mask = torch.zeros(VOCAB, dtype=torch.bool)
-    mask[ids] = True
-    return ids - torch.arange(size), mask
+    mask[chosen] = True
+    return chosen.sort().values - torch.arange(len(chosen)), mask
+
+
+def _size(has_draft_vocab: bool, draft_ids: Sequence[int]) -> int:
+    return (len(draft_ids) or DRAFT_VOCAB) if has_draft_vocab else VOCAB
 
 
 def layer_shapes(
@@ -131,6 +136,7 @@ def save_eagle3(
     rules: Eagle3Rules | None = None,
     layer_ids: tuple[int, ...] = (1, 2, 4),
     has_draft_vocab: bool = True,
+    draft_ids: Sequence[int] = (),
     has_lm_head: bool = True,
     has_embedding: bool = False,
     is_int8: bool = False,
@@ -138,7 +144,7 @@ def save_eagle3(
     """`layer_ids` as this layout counts them."""
     rules = rules or Eagle3Rules(is_fusing_everywhere=layout == "deepspec")
     dims = dims or dimensions()
-    num_features, draft_vocab = len(layer_ids), DRAFT_VOCAB if has_draft_vocab else VOCAB
+    num_features, draft_vocab = len(layer_ids), _size(has_draft_vocab, draft_ids)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (HIDDEN, num_features * HIDDEN),
         "norm.weight": (HIDDEN,),
@@ -158,7 +164,7 @@ def save_eagle3(
     tensors = random_tensors(shapes, seed)
     stored = in_int8(tensors) if is_int8 else dict(tensors)
     if has_draft_vocab:
-        tensors["d2t"], mask = draft_vocabulary(seed)
+        tensors["d2t"], mask = draft_vocabulary(seed, draft_ids)
         stored |= {"d2t": tensors["d2t"], "t2d": mask}
     config = _eagle3_config(layout, dims, rules, layer_ids, draft_vocab)
     if layout == "native":
@@ -223,6 +229,7 @@ def save_block_head(
     rules: BlockRules | None = None,
     layer_ids: tuple[int, ...] = (1, 3, 5),
     has_draft_vocab: bool = True,
+    draft_ids: Sequence[int] = (),
     has_lm_head: bool = True,
     has_embedding: bool = False,
     has_qk_norm: bool = True,
@@ -233,7 +240,7 @@ def save_block_head(
     """`layer_ids` as this layout counts them; `extra` goes into config.json."""
     rules = rules or BlockRules(MASK_TOKEN)
     dims = dims or dimensions(num_layers=2)
-    draft_vocab = DRAFT_VOCAB if has_draft_vocab else VOCAB
+    draft_vocab = _size(has_draft_vocab, draft_ids)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (HIDDEN, len(layer_ids) * HIDDEN),
         "hidden_norm.weight": (HIDDEN,),
@@ -249,7 +256,7 @@ def save_block_head(
     tensors = random_tensors(shapes, seed)
     stored = in_int8(tensors) if is_int8 else dict(tensors)
     if has_draft_vocab:
-        tensors["d2t"], mask = draft_vocabulary(seed)
+        tensors["d2t"], mask = draft_vocabulary(seed, draft_ids)
         stored |= {"d2t": tensors["d2t"], "t2d": mask}
     config = _block_config(method, layout, dims, rules, layer_ids)
     config |= {"draft_vocab_size": draft_vocab} if has_draft_vocab else {}
