@@ -20,6 +20,13 @@ class Quantization(StrEnum):
     INT8 = "int8"
 
 
+class Rejection(StrEnum):
+    """How drafts that were drawn at random are verified for requests without a seed."""
+
+    BLOCK = "block"  # all of a round together; never accepts fewer
+    STANDARD = "standard"  # one by one
+
+
 class RopeScaling(StrEnum):
     NONE = "none"
     LINEAR = "linear"
@@ -107,6 +114,7 @@ class EngineConfig:
     is_prefix_cached: bool = True
     proposer: str = "none"
     num_drafts_max: int = 0
+    rejection: Rejection = Rejection.BLOCK
     ngram_lens: tuple[int, ...] = (3, 2, 1)  # of ends of a text that are looked up, longest first
     draft_path: str = ""  # directory of the draft head, for methods that have one
     shapes: ShapeSet = field(default_factory=ShapeSet)

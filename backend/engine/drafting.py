@@ -8,7 +8,7 @@ for all decoding sequences together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +58,9 @@ class Drafting:
         prefills_max: int,
         hidden_size: int,
         dtype: torch.dtype,
+        temperatures: Callable[[Tensor], Tensor],
     ) -> None:
+        """`temperatures`: slots [S] → what their drafts are drawn at, 0 where they are not."""
         device = state.lengths.device
         self.num_drafts = min(num_drafts, proposer.num_drafts_max)
         self.features: Mapping[FeatureTap, Tensor] = {
@@ -67,6 +69,7 @@ class Drafting:
         }
         self._proposer = proposer
         self._state = state
+        self._temperatures = temperatures
         per_decode = ("slots", "limits", "feature_rows", "draft_rows")
         sizes = dict.fromkeys(per_decode, sequences_max)
         per_piece = ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
@@ -200,6 +203,7 @@ class Drafting:
             histories=[each.token_ids for each in self._going_on],
             tenants=[each.request.tenant for each in self._going_on],
             slot_ids=[each.slot for each in self._going_on],
+            temperatures=self._temperatures_of(self._going_on, slots),
             prompt_lens=[each.num_prompt_tokens for each in self._going_on],
             limits=[min(num_drafts, self._limit(each)) for each in self._going_on],
             step=self._num_steps,
@@ -225,11 +229,17 @@ class Drafting:
             histories=[sequence.token_ids if is_last else sequence.token_ids[: piece.chunk.end]],
             tenants=[sequence.request.tenant],
             slot_ids=[sequence.slot],
+            temperatures=self._temperatures_of([sequence], slots),
             prompt_lens=[sequence.num_prompt_tokens],
             limits=[min(num_drafts, self._limit(sequence)) if is_last else 0],
             start=piece.chunk.start,
             step=self._num_steps,
         )
+
+    def _temperatures_of(self, sequences: Sequence[EngineSequence], slots: Tensor) -> Tensor | None:
+        if not any(each.request.params.is_seedless for each in sequences):
+            return None
+        return self._temperatures(slots)
 
     def _ordered(self, made: Sequence[Proposal | None], batch: Batch, num_drafts: int) -> Proposal:
         limits = self._host.take("limits", batch.num_sequences)

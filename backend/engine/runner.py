@@ -21,6 +21,7 @@ from backend.engine.sequence import Sequence
 from backend.engine.shapes import Shapes
 from backend.engine.state import SlotState
 from backend.models.interface import CausalModel
+from backend.sampling.rejection import RULES
 from backend.sampling.sampler import Sampled, Sampler
 from backend.sampling.verify import Verified, verify
 from backend.speculate.protocol import Proposal, Proposer
@@ -67,7 +68,9 @@ class Runner:
             prefills_max=config.prefills_max,
             hidden_size=model.config.hidden_size,
             dtype=getattr(torch, config.dtype.value),
+            temperatures=self.sampler.draft_temperatures,
         )
+        self._rule = RULES[config.rejection]
         self._shapes = shapes
         self._inputs = InputMaker(self.buffers, self.state, config.block_size, context_len_max)
 
@@ -156,7 +159,9 @@ class Runner:
         self, slots: Tensor, batch: Batch, proposal: Proposal | None, logits: Tensor
     ) -> Verified:
         positions = self.state.lengths.index_select(0, slots)
-        drawn = verify(logits, proposal, slots, positions, self.sampler, batch.decode_traits)
+        drawn = verify(
+            logits, proposal, slots, positions, self.sampler, batch.decode_traits, rule=self._rule
+        )
         self.sampler.commit(slots, drawn.tokens, drawn.num_tokens)
         self.state.commit_decodes(slots, drawn.tokens, drawn.num_tokens)
         return drawn

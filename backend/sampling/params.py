@@ -72,6 +72,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def is_seedless(self) -> bool:
+        """Drawn, and any noise will do: only the distribution counts."""
+        return self.seed is None and not self.is_greedy
+
+    @property
     def has_penalties(self) -> bool:
         return (
             self.repetition_penalty != 1.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from backend.sampling.noise import as_int64, uniforms
 from backend.sampling.params import SamplingParams
 from backend.sampling.penalties import TokenTables, repeat, subtract
 from kernels.dispatch import Ops, select
-from kernels.reference.sample import VOCAB_SIZE_MAX, first_largest
+from kernels.reference.sample import VOCAB_SIZE_MAX, filtered_weights, first_largest
 
 LOGIT_BIAS_ABS_MAX = 100.0
 # How many best logprobs a step computes: few values, so that a step has few shapes.
@@ -39,6 +40,8 @@ class BatchTraits:
     """What the requests of one step need, known on the host. Equal traits are the same program."""
 
     is_all_greedy: bool = True
+    has_seedless: bool = False  # some are drawn without a seed: only their distribution counts
+    is_all_seedless: bool = False
     has_bias: bool = False
     has_repetition: bool = False
     has_subtraction: bool = False  # frequency or presence
@@ -52,6 +55,15 @@ class BatchTraits:
     @property
     def is_counting(self) -> bool:
         return self.has_repetition or self.has_subtraction
+
+
+class _Filters(TypedDict):
+    """Arguments of the op `sample`."""
+
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    top_k_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +99,10 @@ class Sampler:
             )
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._ops = ops or select(str(self.device))
+        self.ops = ops or select(str(self.device))
         self.tables = TokenTables(vocab_size, num_slots, self.device)
         self._numbers = torch.zeros((num_slots, 6), dtype=torch.float64, device=self.device)
-        self._integers = torch.zeros((num_slots, 2), dtype=torch.int64, device=self.device)
+        self._integers = torch.zeros((num_slots, 3), dtype=torch.int64, device=self.device)
         self._write(slice(None), _NEUTRAL, 0)
 
     def set_slot(
@@ -139,8 +151,11 @@ class Sampler:
         drawn = [each for each in params if not each.is_greedy]
         top_ks = [each.top_k for each in drawn if each.top_k]
         tops = max((each.logprobs or 0 for each in params), default=0)
+        num_seedless = sum(each.is_seedless for each in params)
         return BatchTraits(
             is_all_greedy=not drawn,
+            has_seedless=num_seedless > 0,
+            is_all_seedless=0 < num_seedless == len(params),
             has_bias=any(each.logit_bias for each in params),
             has_repetition=any(each.repetition_penalty != 1.0 for each in params),
             has_subtraction=any(
@@ -183,6 +198,44 @@ class Sampler:
             )
             tokens.append(self._pick(adjusted, slots[rows], positions[rows], traits))
         return torch.cat(tokens)
+
+    def filtered(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        traits: BatchTraits,
+        counts: Tensor | None = None,
+    ) -> Tensor:
+        """[R, V] as `choose` draws from it: adjusted, and -inf for what a filter takes out."""
+        made = []
+        for rows in self._chunks(logits.shape[0]):
+            adjusted = self._adjust(
+                logits[rows], slots[rows], traits, None if counts is None else counts[rows]
+            )
+            if traits.has_top_k or traits.has_top_p or traits.has_min_p:
+                weights = filtered_weights(
+                    adjusted, self.temperatures(slots[rows]), **self._filters(slots[rows], traits)
+                )
+                adjusted = adjusted.masked_fill(weights == 0, -torch.inf)
+            made.append(adjusted)
+        return torch.cat(made)
+
+    def temperatures(self, slots: Tensor) -> Tensor:
+        """float64 [S]; 0: greedy."""
+        return self._numbers[slots, 0]
+
+    def draft_temperatures(self, slots: Tensor) -> Tensor:
+        """float32 [S]: what drafts are drawn at. 0 where they are best not drawn at all: a greedy
+        or seeded request accepts what it would have chosen itself."""
+        return torch.where(self.is_seedless(slots), self.temperatures(slots), 0.0).float()
+
+    def seeds(self, slots: Tensor) -> Tensor:
+        """int64 [S]; of a request without one, what the engine drew."""
+        return self._integers[slots, 0]
+
+    def is_seedless(self, slots: Tensor) -> Tensor:
+        """bool [S]: drawn, and without a seed of its own: any noise will do."""
+        return self._integers[slots, 2] != 0
 
     def describe(self, logits: Tensor, tokens: Tensor, traits: BatchTraits) -> Sampled:
         """The tokens [R] with the logprobs that the requests asked for."""
@@ -227,16 +280,20 @@ class Sampler:
     ) -> Tensor:
         if traits.is_all_greedy:
             return first_largest(adjusted)
-        numbers, integers = self._numbers[slots], self._integers[slots]
-        return self._ops.sample(
+        return self.ops.sample(
             adjusted,
-            uniforms(integers[:, 0], positions),
-            temperature=numbers[:, 0],
-            top_k=integers[:, 1] if traits.has_top_k else None,
-            top_p=numbers[:, 1] if traits.has_top_p else None,
-            min_p=numbers[:, 2] if traits.has_min_p else None,
-            top_k_max=traits.top_k_max,
+            uniforms(self.seeds(slots), positions),
+            temperature=self.temperatures(slots),
+            **self._filters(slots, traits),
         )
+
+    def _filters(self, slots: Tensor, traits: BatchTraits) -> _Filters:
+        return {
+            "top_k": self._integers[slots, 1] if traits.has_top_k else None,
+            "top_p": self._numbers[slots, 1] if traits.has_top_p else None,
+            "min_p": self._numbers[slots, 2] if traits.has_min_p else None,
+            "top_k_max": traits.top_k_max,
+        }
 
     def _chunks(self, num_rows: int) -> Iterator[slice]:
         is_cpu = self.device.type == "cpu"
@@ -256,4 +313,6 @@ class Sampler:
             ),
             dtype=torch.float64,
         )
-        self._integers[slot] = torch.tensor((as_int64(seed), params.top_k), dtype=torch.int64)
+        self._integers[slot] = torch.tensor(
+            (as_int64(seed), params.top_k, params.is_seedless), dtype=torch.int64
+        )

@@ -9,12 +9,16 @@ A pure function of tensors. Shapes: S sequences, N drafts each, V vocabulary, K 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from backend.sampling.noise import round_uniforms
+from backend.sampling.rejection import Drafted, Rule, block
 from backend.sampling.sampler import BatchTraits, Sampler
 
 
@@ -25,6 +29,8 @@ class Drafts(Protocol):
     def token_ids(self) -> Tensor: ...  # [S, N] int64
     @property
     def num_valid(self) -> Tensor: ...  # [S] int64, at most N
+    @property
+    def probs(self) -> Tensor | None: ...  # [S, N, V]: what they were drawn from
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Verified:
 
     tokens: Tensor  # [S, N + 1] int64
     num_tokens: Tensor  # [S] int64, 1 to N + 1
+    num_drafted: Tensor | None = None  # [S] int64, 0 to N; None: no drafts in this step
     logprobs: Tensor | None = None  # [S, N + 1] float32
     top_ids: Tensor | None = None  # [S, N + 1, K] int64
     top_logprobs: Tensor | None = None  # [S, N + 1, K] float32
@@ -48,6 +55,8 @@ def verify(
     positions: Tensor,
     sampler: Sampler,
     traits: BatchTraits,
+    *,
+    rule: Rule = block,
 ) -> Verified:
     """float32 [S, N + 1, V] → the tokens that stand; without a proposal N is 0.
 
@@ -56,28 +65,109 @@ def verify(
     """
     if proposal is None:
         return _plain(logits.flatten(0, 1), slots, positions, sampler, traits)
-    num_sequences, num_rows, _ = logits.shape
-    rows = (num_sequences, num_rows)
-    place = torch.arange(num_rows, device=logits.device)
-    every_position = positions.unsqueeze(1) + place
-    if traits.is_counting:
-        tokens = _choose_in_turn(logits, proposal, slots, every_position, sampler, traits)
+    asked = _Asked(logits, proposal, slots, positions, sampler, traits)
+    if proposal.probs is None or not traits.has_seedless:
+        tokens, num_tokens = _match(asked)
+    elif traits.is_all_seedless:
+        tokens, num_tokens = _reject(asked, proposal.probs, rule)
     else:
-        every_slot = slots.unsqueeze(1).expand(rows).flatten()
-        tokens = sampler.choose(logits.flatten(0, 1), every_slot, every_position.flatten(), traits)
+        is_seedless = sampler.is_seedless(slots)
+        rejected, matched = _reject(asked, proposal.probs, rule), _match(asked)
+        tokens = torch.where(is_seedless.unsqueeze(1), rejected[0], matched[0])
+        num_tokens = torch.where(is_seedless, rejected[1], matched[1])
     sampled = sampler.describe(logits.flatten(0, 1), tokens.flatten(), traits)
-    tokens = tokens.view(rows)
-    is_match = (tokens[:, :-1] == proposal.token_ids) & (
-        place[:-1] < proposal.num_valid.unsqueeze(1)
-    )
-    num_tokens = is_match.to(torch.int64).cumprod(1).sum(1) + 1
+    rows = tuple(tokens.shape)
     return Verified(
-        tokens=torch.where(place < num_tokens.unsqueeze(1), tokens, 0),
+        tokens=tokens,
         num_tokens=num_tokens,
+        num_drafted=proposal.num_valid,
         logprobs=_unflatten(sampled.logprobs, rows),
         top_ids=_unflatten(sampled.top_ids, rows),
         top_logprobs=_unflatten(sampled.top_logprobs, rows),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The arguments of `verify`."""
+
+    logits: Tensor
+    proposal: Drafts
+    slots: Tensor
+    positions: Tensor
+    sampler: Sampler
+    traits: BatchTraits
+
+    def places(self) -> Tensor:
+        return torch.arange(self.logits.shape[1], device=self.logits.device)
+
+    def counts(self) -> Iterator[tuple[int, Tensor]]:
+        """Row after row, how often each token stands before it, the drafts among them."""
+        drafts = self.proposal.token_ids.clamp(0, self.sampler.vocab_size - 1)
+        counts = self.sampler.tables.counts[self.slots]
+        for row in range(self.logits.shape[1]):
+            if row:
+                draft = drafts[:, row - 1 : row]
+                counts.scatter_add_(1, draft, torch.ones_like(draft, dtype=torch.int32))
+            yield row, counts
+
+
+def _match(asked: _Asked) -> tuple[Tensor, Tensor]:
+    """Sample-and-match: tokens [S, N + 1] and how many of them stand [S]."""
+    proposal, place = asked.proposal, asked.places()
+    tokens = _choose(asked, asked.positions.unsqueeze(1) + place)
+    is_match = (tokens[:, :-1] == proposal.token_ids) & (
+        place[:-1] < proposal.num_valid.unsqueeze(1)
+    )
+    num_tokens = is_match.to(torch.int64).cumprod(1).sum(1) + 1
+    return torch.where(place < num_tokens.unsqueeze(1), tokens, 0), num_tokens
+
+
+def _choose(asked: _Asked, positions: Tensor) -> Tensor:
+    """The target's own tokens at `positions`, [S, N + 1] both."""
+    logits, slots, sampler, traits = asked.logits, asked.slots, asked.sampler, asked.traits
+    if traits.is_counting:
+        in_turn = [
+            sampler.choose(logits[:, row], slots, positions[:, row], traits, counts)
+            for row, counts in asked.counts()
+        ]
+        return torch.stack(in_turn, 1)
+    every_slot = slots.unsqueeze(1).expand(positions.shape).flatten()
+    tokens = sampler.choose(logits.flatten(0, 1), every_slot, positions.flatten(), traits)
+    return tokens.view(positions.shape)
+
+
+def _reject(asked: _Asked, probs: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Accepted drafts and one token more: tokens [S, N + 1] and how many of them stand [S]."""
+    proposal, sampler, slots = asked.proposal, asked.sampler, asked.slots
+    place = asked.places()
+    drafts = proposal.token_ids.clamp(0, sampler.vocab_size - 1)
+    drafted = Drafted(
+        logits=_filtered(asked),
+        temperature=sampler.temperatures(slots),
+        draft_ids=drafts,
+        num_valid=proposal.num_valid,
+        draft_probs=probs,
+    )
+    noise = round_uniforms(sampler.seeds(slots), asked.positions, place.shape[0])
+    accepted = rule(drafted, noise, sampler.ops)
+    num_accepted = accepted.num_accepted.unsqueeze(1)
+    tokens = torch.where(place < num_accepted, functional.pad(drafts, (0, 1)), 0)
+    tokens = torch.where(place == num_accepted, accepted.tokens.unsqueeze(1), tokens)
+    return tokens, accepted.num_accepted + 1
+
+
+def _filtered(asked: _Asked) -> Tensor:
+    """[S, N + 1, V]: what each row draws from."""
+    logits, slots, sampler, traits = asked.logits, asked.slots, asked.sampler, asked.traits
+    if traits.is_counting:
+        in_turn = [
+            sampler.filtered(logits[:, row], slots, traits, counts)
+            for row, counts in asked.counts()
+        ]
+        return torch.stack(in_turn, 1)
+    every_slot = slots.unsqueeze(1).expand(logits.shape[:2]).flatten()
+    return sampler.filtered(logits.flatten(0, 1), every_slot, traits).view(logits.shape)
 
 
 def _plain(
@@ -95,25 +185,5 @@ def _plain(
     )
 
 
-def _choose_in_turn(
-    logits: Tensor,
-    proposal: Drafts,
-    slots: Tensor,
-    positions: Tensor,
-    sampler: Sampler,
-    traits: BatchTraits,
-) -> Tensor:
-    """Row after row, each with the drafts before it counted; positions [S, N + 1] → tokens."""
-    drafts = proposal.token_ids.clamp(0, sampler.vocab_size - 1)
-    counts = sampler.tables.counts[slots]
-    tokens = []
-    for row in range(logits.shape[1]):
-        if row:
-            draft = drafts[:, row - 1 : row]
-            counts.scatter_add_(1, draft, torch.ones_like(draft, dtype=torch.int32))
-        tokens.append(sampler.choose(logits[:, row], slots, positions[:, row], traits, counts))
-    return torch.stack(tokens, 1)
-
-
-def _unflatten(flat: Tensor | None, rows: tuple[int, int]) -> Tensor | None:
+def _unflatten(flat: Tensor | None, rows: tuple[int, ...]) -> Tensor | None:
     return None if flat is None else flat.view(*rows, *flat.shape[1:])

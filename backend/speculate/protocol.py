@@ -34,7 +34,8 @@ class ProposeInput:
     tenants: Sequence[bytes]  # of the real sequences: the prefix cache's salt
     slot_ids: Sequence[int] = ()  # of the real sequences: `slots` as the host knows them
     start: int | None = None  # position of a prompt piece's first row; None: the decode group
-    # [S] float32: drafts are drawn at these, and their probabilities told; None: greedy, one-hot.
+    # [S] float32: drafts are drawn at these, and their probabilities told; 0: the likeliest is
+    # taken. None: that is so for all.
     temperatures: Tensor | None = None
     prompt_lens: Sequence[int] = ()  # of the real sequences: tokens of the history that were asked
     limits: Sequence[int] = ()  # of the real sequences: how many drafts may count, at most N

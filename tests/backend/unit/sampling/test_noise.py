@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from backend.sampling.noise import as_int64, mix, uniforms
+from backend.sampling.noise import as_int64, mix, round_uniforms, uniforms
 from tests.support.sampling_requests import GAMMA, MASK, uniform_by_hand
 
 
@@ -102,3 +102,30 @@ def test_every_bit_of_seed_and_position_matters() -> None:
 
     assert by_seed.unique().numel() == 64
     assert by_position.unique().numel() == 64
+
+
+def test_each_place_of_a_round_has_a_stream_of_its_own() -> None:
+    """None is another's, or the target's, and none comes back at another start."""
+    starts = torch.arange(20_000)
+    seeds = torch.full_like(starts, 7)
+    rounds = round_uniforms(seeds, starts, 4)
+    columns = torch.cat((rounds, uniforms(seeds, starts).unsqueeze(1)), 1).numpy()
+
+    assert len(np.unique(columns)) == columns.size
+    for one in range(columns.shape[1]):
+        assert stats.kstest(columns[:, one], "uniform").pvalue > 1e-4
+        for other in range(one):
+            for shift in range(4):
+                pair = columns[: 20_000 - shift, one], columns[shift:, other]
+                cells, *_ = np.histogram2d(*pair, bins=8, range=[[0, 1], [0, 1]])
+                assert chi_square(cells) > 1e-5
+
+
+def test_the_noise_of_a_round_depends_on_its_own_row_alone() -> None:
+    seeds, starts = torch.tensor([3, -4, 5]), torch.tensor([9, 2, 9])
+
+    together = round_uniforms(seeds, starts, 3)
+
+    for row in range(3):
+        one = slice(row, row + 1)
+        assert torch.equal(round_uniforms(seeds[one], starts[one], 2), together[one, :2])

@@ -108,7 +108,13 @@ def test_traits_say_what_the_step_must_compute() -> None:
     kinds = EVERY_KIND
 
     assert Sampler.traits(kinds[:1]) == BatchTraits()
-    assert Sampler.traits(kinds[1:2]) == BatchTraits(is_all_greedy=False)
+    seedless = BatchTraits(is_all_greedy=False, has_seedless=True, is_all_seedless=True)
+    assert Sampler.traits(kinds[1:2]) == seedless
+    assert Sampler.traits([SamplingParams(max_tokens=1, seed=4)]) == BatchTraits(
+        is_all_greedy=False
+    )
+    mixed = Sampler.traits([*kinds[:2], SamplingParams(max_tokens=1, seed=4)])
+    assert (mixed.has_seedless, mixed.is_all_seedless) == (True, False)
     assert Sampler.traits(kinds[5:6]).is_all_greedy
     assert Sampler.traits(kinds[5:6]).has_subtraction
     everything = Sampler.traits(kinds)
