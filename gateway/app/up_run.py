@@ -17,7 +17,7 @@ from gateway.settings import Settings
 
 HOST = "127.0.0.1"
 LOOK_EVERY_S = 0.1
-LOOKS_MAX = 100
+LOOKS_MAX = 300
 
 
 class UpRun:
@@ -82,9 +82,14 @@ class UpRun:
             self._write_policy(own.port)
             for _ in range(LOOKS_MAX):  # until the changed file is in force
                 if f"{PROVIDER}/{MODEL}" in source.current.endpoints:
-                    break
+                    self._say(
+                        f"{MODEL} is ready: a real model on this machine, ask for it by that name"
+                    )
+                    return
                 await asyncio.sleep(LOOK_EVERY_S)
-            self._say(f"{MODEL} is ready: a real model on this machine, ask for it by that name")
+            self._say(
+                f"{MODEL} runs, but the policy does not name it yet. {source.last_error}".strip()
+            )
 
         await own.supervise(joined)
         self._write_policy(None)

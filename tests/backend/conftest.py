@@ -7,6 +7,6 @@ import os
 os.environ.setdefault("USE_HUB_KERNELS", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch  # noqa: E402 - the environment comes first
+import torch
 
 torch.set_num_threads(1)

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 
@@ -94,7 +95,8 @@ def test_real_model_answers_beside_the_simulated_ones(home: Path) -> None:
         assert [each["is_simulated"] for each in rows.values()].count(True) == 3
         assert not rows[OWN]["is_simulated"]
         assert rows[OWN]["models"] == [MODEL]
-        assert "own machine" in rows[OWN]["machine_text"]
+        assert "own machine, $0.006 an hour (electricity)" in rows[OWN]["machine_text"]
+        assert "own machine, $0.006 an hour" in httpx.get(f"{up.base_url}/").text
         wait_until(lambda: own_row(up)["measured"]["machine"] is not None, "an account of its load")
 
         with ThreadPoolExecutor(STREAMS) as pool:
