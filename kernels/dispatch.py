@@ -29,8 +29,8 @@ from kernels.reference.sample import sample
 from kernels.reference.verify_rejection import verify_rejection
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "triton")
-# A module of these has `load() -> Mapping[str, Callable] | None`: op names, and `pack_int8` beside
-# `linear_int8`; None where it cannot work (no compiler, no device).
+# A module of these has `load() -> Mapping[str, Callable] | None`: op names, `pack_int8` beside
+# `linear_int8`, perhaps `capture`; None where it cannot work (no compiler, no device).
 MODULES = {"native": "kernels.native", "triton": "kernels.ops"}
 
 REFERENCE: Mapping[str, Callable[..., Any]] = {
@@ -46,6 +46,11 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "moe_matmul": moe_matmul,
     "gated_delta": gated_delta,
 }
+
+
+def do_only(work: Callable[[], None]) -> None:
+    """The `capture` of implementations that cannot repeat."""
+    work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class Ops:
     gated_delta: interface.GatedDelta
     pack_int8: Callable[[Tensor], Int8Weight]
     names: Mapping[str, str]
+    # Does work made of ops once, and gives what repeats it on the same memory, or None.
+    capture: Callable[[Callable[[], None]], Callable[[], bool] | None] = do_only
 
     def name_of(self, op: str) -> str:
         """The implementation that serves `op`. Raises ValueError if there is no such op."""
@@ -97,7 +104,7 @@ def select(device: str, implementation: str = "auto") -> Ops:
 
 def build(offered: Mapping[str, Callable[..., Any]], name: str) -> Ops:
     """`offered` ops under `name`, and the reference's for the rest."""
-    unknown = sorted(set(offered) - set(specs.BY_NAME) - {"pack_int8"})
+    unknown = sorted(set(offered) - set(specs.BY_NAME) - {"pack_int8", "capture"})
     if unknown:
         raise ValueError(f"{name} kernels offer {', '.join(unknown)}, which kernels.specs lacks")
     if ("linear_int8" in offered) != ("pack_int8" in offered):
@@ -105,7 +112,7 @@ def build(offered: Mapping[str, Callable[..., Any]], name: str) -> Ops:
     chosen = {op: offered.get(op, function) for op, function in REFERENCE.items()}
     pack = cast("Callable[[Tensor], Int8Weight]", offered.get("pack_int8", pack_int8))
     names = {op: name if op in offered else "reference" for op in REFERENCE}
-    return Ops(**chosen, pack_int8=pack, names=names)
+    return Ops(**chosen, pack_int8=pack, names=names, capture=offered.get("capture", do_only))
 
 
 def _load(name: str) -> Mapping[str, Callable[..., Any]] | None:

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from backend.config import ModelConfig
-from backend.layers.attention import GroupRows, StepRows
+from backend.layers.attention import StepRows
 from backend.layers.embedding import Embedding, Head
 from backend.layers.norm import RmsNorm
 from backend.layers.rotary import cos_sin_table
 from backend.layers.workspace import Activations, Workspace
+from backend.models.captured import CapturedSteps
 from backend.models.family import TensorSpec, Weights
 from backend.models.interface import FeatureTap, ForwardInput, KvCache
 from kernels import memory
+from kernels.dispatch import Ops
 
 # Names that the checkpoints of nearly all decoder-only models share.
 EMBEDDING = "model.embed_tokens.weight"
@@ -55,6 +57,7 @@ class DecoderModel:
         config: ModelConfig,
         parts: DecoderParts,
         *,
+        ops: Ops,
         rows_max: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -67,14 +70,28 @@ class DecoderModel:
         self._final_norm = parts.final_norm
         self._head = parts.head
         self._workspace = Workspace(config, rows_max, dtype=dtype, device=device)
+        self._steps = CapturedSteps(ops)
 
     def forward(self, given: ForwardInput, cache: KvCache) -> Tensor:
         """[R, H] after the last norm; see `CausalModel.forward`."""
         rows = given.token_ids.shape[0]
         states = self._workspace.take(rows)
-        step = step_rows(given, states)
-        taps = given.features
         self._embedding.forward(given.token_ids, states.residual)
+
+        def run_layers(step: StepRows) -> None:
+            self._run_layers(step, states, cache, given.features)
+
+        self._steps.run(given, cache, states, run_layers)
+        return states.normed
+
+    def _run_layers(
+        self,
+        step: StepRows,
+        states: Activations,
+        cache: KvCache,
+        taps: Mapping[FeatureTap, Tensor] | None,
+    ) -> None:
+        """From `states.residual` to `states.normed`, by ops alone unless there are taps."""
         for index, layer in enumerate(self._layers):
             # The sum of the layer before is taken with this layer's norm, in one pass.
             if index == 0:
@@ -87,7 +104,6 @@ class DecoderModel:
         self._final_norm.add_forward(states.delta, states.residual, states.normed)
         if taps:
             _fill(taps, len(self._layers), states.residual)
-        return states.normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] → float32 [S, V]."""
@@ -150,30 +166,11 @@ def build_decoder(
     return DecoderModel(
         config,
         parts,
+        ops=weights.ops,
         rows_max=weights.rows_max,
         dtype=weights.dtype,
         device=weights.device,
     )
-
-
-def step_rows(given: ForwardInput, states: Activations) -> StepRows:
-    """Cuts each group's rows out of the buffers, once for all layers."""
-    groups = []
-    for group in given.groups:
-        rows = slice(group.row_start, group.row_start + group.num_rows)
-        groups.append(
-            GroupRows(
-                queries=states.queries[rows],
-                attended=states.attended[rows],
-                block_tables=group.block_tables,
-                context_lens=group.context_lens,
-                query_starts=group.query_starts,
-                query_len=group.query_len,
-                mask=group.mask,
-                mask_bits=group.mask_bits,
-            )
-        )
-    return StepRows(positions=given.positions, kv_slots=given.kv_slots, groups=groups)
 
 
 def _fill(taps: Mapping[FeatureTap, Tensor], layer: int, states: Tensor) -> None:

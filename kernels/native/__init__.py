@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernels.native import build, known_answers
 from kernels.native.attention import AttentionKernels
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
+from kernels.native.program import capture
 from kernels.native.rows import RowKernels
 from kernels.native.sampling import SampleKernel
 
@@ -54,6 +56,7 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
         "linear_int8": int8.linear_int8,
         "pack_int8": int8.pack_int8,
         "sample": SampleKernel(library).sample,
+        "capture": partial(capture, library),
     }
 
 

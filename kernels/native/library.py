@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
+from threading import Lock, get_ident
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +30,20 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lr_rope_kv_write": _OP,
     "lr_paged_attention": _OP,
     "lr_sample": _OP,
+    "lr_run_program": (c_int32, (c_char_p, c_int64)),
 }
+
+
+class Tape:
+    """The op calls that one thread makes while they are recorded: address and struct of each."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bytes]] = []
+        self._thread_id = get_ident()
+
+    def note(self, address: int, call: bytes) -> None:
+        if get_ident() == self._thread_id:
+            self.calls.append((address, call))
 
 
 class Library:
@@ -40,14 +54,30 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file is no library for this machine."""
+        self.tape: Tape | None = None  # while calls are recorded
+        self.recording = Lock()
         self._brief = ctypes.PyDLL(str(path))
         self._long = ctypes.CDLL(str(path))
 
     def brief(self, name: str) -> Function:
-        return _typed(self._brief, name)
+        return self._recorded(_typed(self._brief, name))
 
     def long(self, name: str) -> Function:
-        return _typed(self._long, name)
+        return self._recorded(_typed(self._long, name))
+
+    def _recorded(self, function: Any) -> Function:
+        if function.argtypes != _OP[1]:
+            return cast("Function", function)
+        address = ctypes.cast(function, c_void_p).value
+        assert address is not None
+
+        def run(call: bytes) -> int:
+            tape = self.tape
+            if tape is not None:
+                tape.note(address, call)
+            return cast("int", function(call))
+
+        return run
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -63,7 +93,7 @@ def kind_of(tensor: Tensor) -> int:
     return kind
 
 
-def _typed(library: ctypes.CDLL, name: str) -> Function:
+def _typed(library: ctypes.CDLL, name: str) -> Any:
     function = library[name]
     function.restype, function.argtypes = _SIGNATURES[name]
     return function

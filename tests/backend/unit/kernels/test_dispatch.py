@@ -61,7 +61,7 @@ def test_reference_signature_is_the_tables(op: Any) -> None:
 @pytest.mark.compiler
 def test_native_signatures_are_the_tables() -> None:
     for op, function in native_ops().items():
-        if op != "pack_int8":
+        if op in REFERENCE:
             assert shown(function) == shown(REFERENCE[op]), op
             assert typed(function) == typed(REFERENCE[op]), op
 
