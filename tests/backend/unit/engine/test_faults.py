@@ -66,7 +66,8 @@ def test_cancel_while_it_waits_begins_or_decodes(
 
 def test_a_slot_is_clean_for_its_next_sequence(tiny: Tiny, make_world: MakeWorld) -> None:
     world = make_world(sequences_max=1)
-    first = world.add([7, 8, 9], logit_bias={11: 90.0}, presence_penalty=2.0, temperature=1.5)
+    long = prompts(1, 60)[0]
+    first = world.add(long, logit_bias={11: 90.0}, presence_penalty=2.0, temperature=1.5)
     world.step()
     world.engine.cancel(first)
 

@@ -97,6 +97,6 @@ class TestScheduler(SchedulerMachine.TestCase):  # type: ignore[name-defined]
 
 @pytest.mark.slow
 class TestSchedulerAtLength(SchedulerMachine.TestCase):  # type: ignore[name-defined]
-    """Ten thousand steps."""
+    """More than ten thousand rules, and as many steps of the scheduler."""
 
-    settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=320, stateful_step_count=50, deadline=None)
