@@ -82,6 +82,10 @@ class Drafting:
         self._num_steps = 0
 
     @property
+    def method(self) -> str:
+        return self._proposer.name
+
+    @property
     def is_active(self) -> bool:
         return self.num_drafts > 0 or bool(self.features)
 
@@ -108,7 +112,7 @@ class Drafting:
         before, write = self._before, self._host.write
         self._num_steps += 1
         self._limits = [self._limit(each) for each in step.decodes]
-        self._going_on = [each for each in step.decodes if self._wants_drafts(each)]
+        self._going_on = [each for each in step.decodes if self.wants_drafts(each)]
         if self.features:
             self._going_on = [each for each in self._going_on if each.slot in before.row_of]
             write(
@@ -154,13 +158,13 @@ class Drafting:
         row = batch.num_sequences * query_len
         for chunk in step.chunks:
             next_token = -1 if chunk.is_last else chunk.sequence.token_ids[chunk.end]
-            if self._wants_drafts(chunk.sequence):
+            if self.wants_drafts(chunk.sequence):
                 pieces.append(_Piece(chunk, row, next_token))
             row += chunk.num_rows
         row_of = {each.slot: index for index, each in enumerate(step.decodes)}
         self._before = _Layout(row_of, batch.num_sequences, query_len, pieces)
 
-    def _wants_drafts(self, sequence: EngineSequence) -> bool:
+    def wants_drafts(self, sequence: EngineSequence) -> bool:
         """Who wants none is not shown to the method at all, and costs what plain decoding does."""
         return self.limit_of(sequence.request.speculation) > 0
 

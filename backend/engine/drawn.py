@@ -27,6 +27,7 @@ class DrawnTokens:
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprob] = ()
+    num_drafted: int = 0
 
 
 def fetch(drawn: Drawn) -> tuple[list[DrawnTokens], list[DrawnTokens]]:
@@ -56,10 +57,14 @@ def _as_verified(sampled: Sampled) -> Verified:
 
 def _rows_of(verified: Verified) -> list[DrawnTokens]:
     # Counts and tokens in one transfer.
-    rows = torch.cat((verified.num_tokens.unsqueeze(1), verified.tokens), 1).tolist()
+    columns = [verified.num_tokens.unsqueeze(1), verified.tokens]
+    if verified.num_drafted is not None:
+        columns.append(verified.num_drafted.unsqueeze(1))
+    rows = torch.cat(columns, 1).tolist()
     tokens = [row[1 : 1 + row[0]] for row in rows]
+    drafted = [0 if verified.num_drafted is None else row[-1] for row in rows]
     if verified.logprobs is None or verified.top_ids is None or verified.top_logprobs is None:
-        return [DrawnTokens(each) for each in tokens]
+        return [DrawnTokens(each, (), num) for each, num in zip(tokens, drafted, strict=True)]
     logprobs = verified.logprobs.tolist()
     top_ids, top_logprobs = verified.top_ids.tolist(), verified.top_logprobs.tolist()
     return [
@@ -73,6 +78,7 @@ def _rows_of(verified: Verified) -> list[DrawnTokens]:
                 )
                 for place, token_id in enumerate(each)
             ],
+            drafted[row],
         )
         for row, each in enumerate(tokens)
     ]

@@ -21,10 +21,12 @@ from backend.engine.interface import (
     EngineLoad,
     EngineRequest,
     FinishReason,
+    SpeculationLoad,
     TokenEvent,
     TokenLogprob,
 )
 from backend.engine.measure import StepCosts
+from backend.engine.rounds import RoundMeter, SequenceStep
 from backend.engine.runner import Runner
 from backend.engine.scheduler import Scheduler, Step
 from backend.engine.sequence import Sequence, Status
@@ -82,6 +84,7 @@ class Engine:
             config, shapes, self._blocks, self.context_len_max, self._runner.release
         )
         self._costs = StepCosts(clock)
+        self._rounds = RoundMeter(self._runner.drafting.method)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[TokenEvent] = []
         self._num_added = 0
@@ -151,6 +154,12 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             decode_step_s=self._costs.decode_step_s,
             prefill_token_s=self._costs.prefill_token_s,
+            speculation=SpeculationLoad(
+                self._rounds.method,
+                self._runner.drafting.num_drafts,
+                self._rounds.step_s,
+                self._rounds.figures(),
+            ),
         )
 
     def close(self) -> None:
@@ -199,10 +208,12 @@ class Engine:
     def _commit(self, step: Step, batch: Batch, drawn: Drawn, started_s: float) -> None:
         decodes, prompts = fetch(drawn)
         num_real = len(step.decodes)
+        seconds = self._clock() - started_s
+        self._measure_rounds(step, batch, drawn, decodes, seconds)
         num_decoded = sum(len(each.token_ids) for each in decodes[:num_real])
         num_prompt_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self._costs.observe(
-            self._clock() - started_s,
+            seconds,
             num_sequences=batch.num_sequences,
             tokens_each=num_decoded / max(num_real, 1),
             num_prompt_tokens=num_prompt_tokens,
@@ -219,6 +230,27 @@ class Engine:
                 self._advance(sequence, tokens)
             except Exception as error:
                 self._fail(sequence, error)
+
+    def _measure_rounds(
+        self,
+        step: Step,
+        batch: Batch,
+        drawn: Drawn,
+        decodes: Iterable[DrawnTokens],
+        seconds: float,
+    ) -> None:
+        drafting = self._runner.drafting
+        if drawn.decodes is None or not drafting.is_active:
+            return
+        steps = [
+            SequenceStep(sequence.request.workload, tokens.num_drafted, len(tokens.token_ids))
+            for sequence, tokens in zip(step.decodes, decodes, strict=False)  # behind them: padding
+            if drafting.wants_drafts(sequence)
+        ]
+        self._rounds.observe(steps)
+        if not step.chunks:
+            num_drafts = drawn.decodes.tokens.shape[1] - 1
+            self._rounds.time(seconds, batch.num_sequences, num_drafts, steps)
 
     def _advance(self, sequence: Sequence, tokens: DrawnTokens) -> None:
         num_before = sequence.num_tokens

@@ -29,9 +29,9 @@ def test_drafts_of_different_lengths_are_counted_by_place() -> None:
 
     assert (figures.method, figures.workload) == ("m", "chat")
     assert (figures.num_drafts, figures.num_draft_tokens, figures.num_accepted_tokens) == (5, 12, 7)
-    assert figures.num_at_risk == (5, 3, 2)
+    assert figures.num_at_risk == (5, 3, 1)
     assert figures.num_accepted == (4, 2, 1)
-    assert figures.acceptance_by_position == (4 / 5, 2 / 3, 1 / 2)
+    assert figures.acceptance_by_position == (4 / 5, 2 / 3, 1.0)
     assert figures.acceptance_rate == 7 / 12
     assert figures.mean_acceptance_length == 1 + 7 / 5
 
