@@ -25,6 +25,7 @@ class SlotState:
         self.last_tokens = full(0)  # committed, not yet in the cache
         self.lengths = full(_INITIAL_LENGTH)  # committed tokens, the last one among them
         self.num_fresh = full(1)  # tokens committed by the last step
+        self._padding_token, self._padding_length = self.last_tokens[0], self.lengths[0]
         shape = (num_slots, table_width)
         host = torch.zeros(shape, dtype=torch.int32)
         self._tables_host = host.pin_memory() if device.type == "cuda" else host
@@ -65,12 +66,14 @@ class SlotState:
 
     def commit_decodes(self, slots: Tensor, tokens: Tensor, num_tokens: Tensor) -> None:
         """Slots [S], of tokens [S, N + 1] the first `num_tokens` [S]."""
-        is_real = slots > 0
-        last = tokens.gather(1, (num_tokens - 1).unsqueeze(1)).squeeze(1)
-        lengths = self.lengths.index_select(0, slots) + num_tokens
-        self.last_tokens.index_copy_(0, slots, torch.where(is_real, last, 0))
-        self.lengths.index_copy_(0, slots, torch.where(is_real, lengths, _INITIAL_LENGTH))
+        if tokens.shape[1] > 1:
+            tokens = tokens.gather(1, (num_tokens - 1).unsqueeze(1))
+        self.last_tokens.index_copy_(0, slots, tokens.squeeze(1))
+        self.lengths.index_add_(0, slots, num_tokens)
         self.num_fresh.index_copy_(0, slots, num_tokens)
+        # What padding wrote is taken back.
+        self._padding_token.zero_()
+        self._padding_length.fill_(_INITIAL_LENGTH)
 
     def commit_prompts(self, slots: Tensor, tokens: Tensor, lengths: Tensor) -> None:
         """The first token of each answer: slots, tokens and lengths with it, [P] each."""

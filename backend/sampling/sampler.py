@@ -22,7 +22,7 @@ from backend.sampling.noise import as_int64, uniforms
 from backend.sampling.params import SamplingParams
 from backend.sampling.penalties import TokenTables, repeat, subtract
 from kernels.dispatch import Ops, select
-from kernels.reference.sample import VOCAB_SIZE_MAX, filtered_weights, first_largest
+from kernels.reference.sample import VOCAB_SIZE_MAX, filtered_weights
 
 LOGIT_BIAS_ABS_MAX = 100.0
 # How many best logprobs a step computes: few values, so that a step has few shapes.
@@ -190,7 +190,7 @@ class Sampler:
     ) -> Tensor:
         """The tokens [R] alone. `counts` [R, V] int32 stand in for the committed ones."""
         if traits.is_all_greedy and not (traits.has_bias or traits.is_counting):
-            return first_largest(logits)
+            return self.ops.sample(logits, positions)  # without a temperature, noise is not read
         tokens = []
         for rows in self._chunks(logits.shape[0]):
             adjusted = self._adjust(
@@ -279,7 +279,7 @@ class Sampler:
         self, adjusted: Tensor, slots: Tensor, positions: Tensor, traits: BatchTraits
     ) -> Tensor:
         if traits.is_all_greedy:
-            return first_largest(adjusted)
+            return self.ops.sample(adjusted, positions)
         return self.ops.sample(
             adjusted,
             uniforms(self.seeds(slots), positions),
