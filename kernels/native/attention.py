@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -57,16 +58,11 @@ class AttentionKernels:
         q_out: Tensor | None = None,
     ) -> Tensor:
         """As the reference's. Raises IndexError for a position or slot that does not exist."""
-        kind, cache_kind = KINDS.get(qkv.dtype), KINDS.get(k_cache.dtype)
         num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
         if (
-            kind is None
-            or cache_kind is None
+            not _have_kernel(qkv, k_cache, v_cache, q_out)
             or head_dim > _HEAD_DIM_MAX
             or cos_sin.dtype is not torch.float32
-            or not (k_cache.is_contiguous() and v_cache.is_contiguous())
-            or v_cache.dtype is not k_cache.dtype
-            or (q_out is not None and (q_out.dtype is not qkv.dtype or not q_out.is_contiguous()))
         ):
             return rope_kv_write_reference(
                 *(qkv, positions, cos_sin, kv_slots, k_cache, v_cache),
@@ -82,21 +78,13 @@ class AttentionKernels:
             )
         rows = positions.numel()
         qkv, cos_sin = contiguous(qkv), contiguous(cos_sin)
-        num_positions, width = cos_sin.shape
+        num_positions = cos_sin.shape[0]
         if q_out is None:
             q_out = torch.empty((rows, num_heads, head_dim), dtype=qkv.dtype)
-        num_elements = rows * (num_heads + 2 * num_kv_heads) * head_dim
-        if (
-            qkv.numel() != num_elements
-            or q_out.numel() != rows * num_heads * head_dim
-            or kv_slots.numel() != rows
-            or width != rotary_dim
-            or v_cache.shape != k_cache.shape
-        ):
-            raise ValueError(
-                f"qkv {list(qkv.shape)}, {rows} positions, {kv_slots.numel()} slots, cos_sin "
-                f"{list(cos_sin.shape)} and a cache {list(k_cache.shape)} do not fit"
-            )
+        heads = (rows, num_heads, num_kv_heads)
+        if q_out.numel() != rows * num_heads * head_dim or cos_sin.shape[1] != rotary_dim:
+            raise ValueError(f"{rows} rows of {rotary_dim} rotated do not fit q_out or cos_sin")
+        _check_rope(heads, qkv, kv_slots, k_cache, v_cache)
         positions, kv_slots = _as(positions, torch.int64), _as(kv_slots, torch.int64)
         norm_kind = 0
         if q_norm is not None or k_norm is not None:
@@ -108,7 +96,8 @@ class AttentionKernels:
             *(k_cache.data_ptr(), v_cache.data_ptr(), _address(q_norm), _address(k_norm)),
             *(_address(k_scale), _address(v_scale), q_out.data_ptr()),
             *(rows, num_heads, num_kv_heads, head_dim, num_blocks, block_size),
-            *(num_positions, rotary_dim, eps, is_interleaved, kind, cache_kind, norm_kind),
+            *(num_positions, rotary_dim, eps, is_interleaved),
+            *(KINDS[qkv.dtype], KINDS[k_cache.dtype], norm_kind),
         )
         if (self._rope_brief if rows <= BRIEF_ROPE_ROWS_MAX else self._rope_long)(call):
             raise IndexError(
@@ -137,24 +126,16 @@ class AttentionKernels:
         v_scale: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """As the reference's; a row's sums run over the keys it sees, in the order of their index.
-
-        Raises IndexError for a context or a block that does not exist.
-        """
-        kind, cache_kind = KINDS.get(q.dtype), KINDS.get(k_cache.dtype)
+        """As the reference's; sums run in the order of the keys. Raises as `_attend` says."""
         num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
         num_sequences, table_width = block_tables.shape
         num_rows, num_heads, q_dim = q.shape
         group = num_heads // num_kv_heads
         if (
-            kind is None
-            or cache_kind is None
+            not _have_kernel(q, k_cache, v_cache, out)
             or group > _HEADS_A_KEY_HEAD_MAX
             or mask not in _MASKS
             or (mask == "bits" and mask_bits is None)
-            or not (k_cache.is_contiguous() and v_cache.is_contiguous())
-            or v_cache.dtype is not k_cache.dtype
-            or (out is not None and (out.dtype is not q.dtype or not out.is_contiguous()))
         ):
             return paged_attention_reference(
                 *(q, k_cache, v_cache, block_tables, context_lens, query_starts),
@@ -170,19 +151,14 @@ class AttentionKernels:
                 out=out,
             )
         if (
-            num_rows != num_sequences * query_len
-            or q_dim != head_dim
-            or group * num_kv_heads != num_heads
-            or context_lens.numel() != num_sequences
-            or query_starts.numel() != num_sequences
+            (context_lens.numel(), query_starts.numel()) != (num_sequences, num_sequences)
+            or num_rows != num_sequences * query_len
             or (mask_bits is not None and mask_bits.numel() != num_rows)
-            or (out is not None and out.numel() != num_rows * num_heads * head_dim)
+            or (q_dim, group * num_kv_heads) != (head_dim, num_heads)
+            or (out is not None and out.numel() != q.numel())
             or v_cache.shape != k_cache.shape
         ):
-            raise ValueError(
-                f"queries {list(q.shape)}, {num_sequences} sequences of {query_len} and a cache "
-                f"{list(k_cache.shape)} do not fit"
-            )
+            _refuse_queries(q, num_sequences, query_len, k_cache)
         q, tables = contiguous(q), _as(block_tables, torch.int32)
         lens, starts = _as(context_lens, torch.int32), _as(query_starts, torch.int32)
         bits = None if mask_bits is None else _as(mask_bits, torch.int64)
@@ -195,13 +171,52 @@ class AttentionKernels:
             *(lens.data_ptr(), starts.data_ptr(), _address(bits), _address(k_scale)),
             *(_address(v_scale), out.data_ptr(), num_sequences, query_len, group, num_kv_heads),
             *(head_dim, table_width, num_blocks, block_size, window, scale, soft_cap),
-            *(_MASKS[mask], kind, cache_kind),
+            *(_MASKS[mask], KINDS[q.dtype], KINDS[k_cache.dtype]),
         )
+        self._attend(call, num_rows)
+        return out
+
+    def _attend(self, call: bytes, num_rows: int) -> None:
+        """Raises IndexError for a context or a block that does not exist, or MemoryError."""
         is_brief = num_rows <= BRIEF_ATTENTION_ROWS_MAX
         wrong = (self._attention_brief if is_brief else self._attention_long)(call)
         if wrong:
             raise (MemoryError if wrong == 1 else IndexError)(_ATTENTION_ERRORS[wrong])
-        return out
+
+
+def _have_kernel(x: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None) -> bool:
+    """Whether these dtypes and layouts are compiled."""
+    return (
+        x.dtype in KINDS
+        and k_cache.dtype in KINDS
+        and k_cache.is_contiguous()
+        and v_cache.is_contiguous()
+        and v_cache.dtype is k_cache.dtype
+        and (out is None or (out.dtype is x.dtype and out.is_contiguous()))
+    )
+
+
+def _check_rope(
+    heads: tuple[int, int, int], qkv: Tensor, kv_slots: Tensor, k_cache: Tensor, v_cache: Tensor
+) -> None:
+    """`heads`: rows, query heads, key heads. Raises ValueError for sizes that do not fit."""
+    rows, num_heads, num_kv_heads = heads
+    if (
+        qkv.numel() != rows * (num_heads + 2 * num_kv_heads) * k_cache.shape[3]
+        or kv_slots.numel() != rows
+        or k_cache.shape != v_cache.shape
+    ):
+        raise ValueError(
+            f"qkv {list(qkv.shape)}, {rows} positions, {kv_slots.numel()} slots and a cache "
+            f"{list(k_cache.shape)} do not fit"
+        )
+
+
+def _refuse_queries(q: Tensor, num_sequences: int, query_len: int, k_cache: Tensor) -> NoReturn:
+    raise ValueError(
+        f"queries {list(q.shape)}, {num_sequences} sequences of {query_len} and a cache "
+        f"{list(k_cache.shape)} do not fit"
+    )
 
 
 def _address(tensor: Tensor | None) -> int:
