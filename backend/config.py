@@ -117,4 +117,5 @@ class EngineConfig:
     rejection: Rejection = Rejection.BLOCK
     ngram_lens: tuple[int, ...] = (3, 2, 1)  # of ends of a text that are looked up, longest first
     draft_path: str = ""  # directory of the draft head, for methods that have one
+    is_draft_forced: bool = False  # use it even if it was made for another target
     shapes: ShapeSet = field(default_factory=ShapeSet)

@@ -12,6 +12,7 @@ from backend.config import EngineConfig
 from backend.engine.engine import Engine
 from backend.errors import OutOfMemory
 from backend.models.loading import load_model
+from backend.serving.draft_check import check_draft
 from backend.serving.prompting import TextSide
 from backend.serving.service import Loaded
 from backend.serving.tokenizer_files import load_tokenizer
@@ -45,6 +46,7 @@ def _load(path: Path, config: EngineConfig) -> Loaded:
     loaded = load_model(path, config)
     native.set_num_threads(config.num_threads)
     tokenizer = load_tokenizer(loaded.tokenizer_source)
+    check_draft(path, tokenizer, config)
     # Chat models often name their end of a turn beside the tokenizer only.
     ends = dict.fromkeys(loaded.config.eos_token_ids + tokenizer.end_token_ids)
     engine = Engine(loaded.model, config, tuple(ends))

@@ -15,7 +15,7 @@ from backend.speculate.heads.base import DraftHead
 from backend.speculate.heads.files import HeadFiles
 
 # Method → (reads its config, makes the module of it).
-_METHODS: Mapping[str, tuple[Callable[[HeadFiles], Any], Callable[[Any], DraftHead]]] = {
+METHODS: Mapping[str, tuple[Callable[[HeadFiles], Any], Callable[[Any], DraftHead]]] = {
     "eagle3": (eagle3.read_config, eagle3.Eagle3Head),
     "dflash": (dflash.read_config, dflash.DFlashHead),
     "dspark": (dspark.read_config, dspark.DSparkHead),
@@ -34,7 +34,7 @@ def load_head(
     if not path.is_dir():
         raise BadCheckpoint(f"{path} is no directory; a draft head is config.json and safetensors")
     files = HeadFiles(path)
-    read_config, make = _METHODS[files.method]
+    read_config, make = METHODS[files.method]
     config = read_config(files)
     with torch.device("meta"):
         head = make(config)
