@@ -18,6 +18,7 @@ from kernels import interface, specs
 from kernels.interface import Int8Weight
 from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
+from kernels.reference.linear_dense import linear_dense
 from kernels.reference.linear_int8 import linear_int8, pack_int8
 from kernels.reference.moe_matmul import moe_matmul
 from kernels.reference.paged_attention import paged_attention
@@ -38,6 +39,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "rope_kv_write": rope_kv_write,
     "paged_attention": paged_attention,
     "gated_mul": gated_mul,
+    "linear_dense": linear_dense,
     "linear_int8": linear_int8,
     "row_stats": row_stats,
     "sample": sample,
@@ -61,6 +63,7 @@ class Ops:
     rope_kv_write: interface.RopeKvWrite
     paged_attention: interface.PagedAttention
     gated_mul: interface.GatedMul
+    linear_dense: interface.LinearDense
     linear_int8: interface.LinearInt8
     row_stats: interface.RowStats
     sample: interface.Sample

@@ -109,6 +109,17 @@ class GatedMul(Protocol):
     ) -> Tensor: ...
 
 
+class LinearDense(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class LinearInt8(Protocol):
     def __call__(
         self,

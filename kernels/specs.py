@@ -46,6 +46,10 @@ OPS: tuple[OpSpec, ...] = (
         "[R, 2 I] → act(gate) · up, [R, I]; activation silu or gelu_tanh",
     ),
     OpSpec(
+        "linear_dense", ("x", "weight", "*", "bias", "out"),
+        "x [R, K] · weight [N, K]ᵀ, float32 or bfloat16, in float32 sums",
+    ),
+    OpSpec(
         "linear_int8", ("x", "weight", "*", "bias", "out"),
         "x [R, K] · weight [N, K]ᵀ in int8, a scale a row; a row's result is its own",
     ),

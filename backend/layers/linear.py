@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kernels.dispatch import Ops
 from kernels.interface import Int8Weight
+from kernels.reference.linear_dense import linear_dense
 
 
 class Linear(Protocol):
@@ -22,16 +22,14 @@ class Linear(Protocol):
 
 
 class DenseLinear:
-    """A weight [N, K] in the type of the activations."""
+    """A weight [N, K] in the type of the activations. Without `ops` torch computes."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, ops: Ops | None = None) -> None:
         self._weight = weight
-        self._weight_t = weight.t()
+        self._linear_dense = linear_dense if ops is None else ops.linear_dense
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        if out.dtype == x.dtype:
-            return torch.mm(x, self._weight_t, out=out)
-        return out.copy_(torch.mm(x, self._weight_t))
+        return self._linear_dense(x, self._weight, out=out)
 
     def weight_bytes(self) -> int:
         return self._weight.nbytes

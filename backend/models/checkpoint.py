@@ -107,10 +107,10 @@ class CheckpointWeights:
             return made
         tied = self._tables.get(names[0]) if len(names) == 1 else None
         if tied is not None:
-            return DenseLinear(tied)
+            return DenseLinear(tied, self.ops)
         weight = self._read(names, self.dtype)
         self.num_bytes += weight.nbytes
-        return DenseLinear(weight)
+        return DenseLinear(weight, self.ops)
 
     def table(self, name: str) -> Tensor:
         self._tables[name] = table = self._read((name,), self.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernels.native import build, known_answers
 from kernels.native.attention import AttentionKernels
+from kernels.native.dense import DenseKernel
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
 from kernels.native.program import capture
@@ -21,6 +22,7 @@ from kernels.native.sampling import SampleKernel
 
 _log = logging.getLogger(__name__)
 _loaded: dict[Path, Library] = {}
+_num_threads = 1
 
 
 def load(
@@ -37,6 +39,7 @@ def load(
         if path not in _loaded:
             library = Library(path)
             known_answers.check(_ops(library))
+            library.brief("lr_set_num_threads")(_num_threads)
             _loaded[path] = library
         return _ops(_loaded[path])
     except (build.BuildError, known_answers.WrongAnswer) as error:
@@ -53,6 +56,7 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
         "rope_kv_write": attention.rope_kv_write,
         "paged_attention": attention.paged_attention,
         "gated_mul": rows.gated_mul,
+        "linear_dense": DenseKernel(library).linear_dense,
         "linear_int8": int8.linear_int8,
         "pack_int8": int8.pack_int8,
         "sample": SampleKernel(library).sample,
@@ -61,6 +65,8 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Threads of the ops of every loaded library, this one counted; 1 starts none."""
+    """Threads of every op, the calling one counted; 1 (as at first) starts none."""
+    global _num_threads
+    _num_threads = max(1, num_threads)
     for library in _loaded.values():
         library.brief("lr_set_num_threads")(num_threads)

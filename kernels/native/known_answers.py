@@ -19,7 +19,15 @@ class WrongAnswer(Exception):
 
 def check(ops: Ops) -> None:
     """Raises WrongAnswer at the first op that does."""
-    for case in (_linear_int8, _rms_norm, _gated_mul, _rope_kv_write, _paged_attention, _sample):
+    for case in (
+        _linear_dense,
+        _linear_int8,
+        _rms_norm,
+        _gated_mul,
+        _rope_kv_write,
+        _paged_attention,
+        _sample,
+    ):
         case(ops)
 
 
@@ -29,6 +37,14 @@ def _expect(op: str, got: Tensor, answer: list[float]) -> None:
         not abs(a - b) <= TOLERANCE for a, b in zip(given, answer, strict=True)
     ):
         raise WrongAnswer(f"{op} gave {given[:8]} where {answer[:8]} is right")
+
+
+def _linear_dense(ops: Ops) -> None:
+    x, weight = torch.tensor([[1.0, 2.0, -3.0]]), torch.tensor([[4.0, 5.0, 6.0], [0.5, 0.0, 1.0]])
+    bias = torch.tensor([10.0, 20.0])
+    _expect("linear_dense", ops["linear_dense"](x, weight, bias=bias), [6.0, 17.5])
+    halves = ops["linear_dense"](x.bfloat16(), weight.bfloat16())
+    _expect("linear_dense", halves, [-4.0, -2.5])
 
 
 def _linear_int8(ops: Ops) -> None:

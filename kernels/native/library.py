@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lr_num_threads": (c_int32, ()),
     "lr_int8_panel": (c_int32, ()),
     "lr_pack_int8": (None, (c_void_p, c_int64, c_int64, c_int64, c_void_p)),
+    "lr_linear_dense": _OP,
     "lr_linear_int8": _OP,
     "lr_rms_norm": _OP,
     "lr_gated_mul": _OP,

@@ -97,7 +97,8 @@ def test_second_load_compiles_nothing() -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "op", ["linear_int8", "rms_norm", "gated_mul", "rope_kv_write", "paged_attention"]
+    "op",
+    ["linear_dense", "linear_int8", "rms_norm", "gated_mul", "rope_kv_write", "paged_attention"],
 )
 def test_wrong_answer_of_any_op_is_found(op: str) -> None:
     right = native_ops()

@@ -92,6 +92,7 @@ def _given() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
              "mask_bits": torch.tensor([[1, 3, 5], [1, 3, 7]])},
         ),
         "gated_mul": ((torch.randn(2, 8),), {"activation": "gelu_tanh"}),
+        "linear_dense": ((torch.randn(3, 16), torch.randn(8, 16)), {"bias": torch.randn(8)}),
         "linear_int8": ((torch.randn(3, 16), quantize_int8(torch.randn(8, 16))), {}),
         "row_stats": ((logits[0, :2],), {"temperature": hot}),
         "sample": (
