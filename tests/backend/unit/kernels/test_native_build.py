@@ -84,6 +84,20 @@ def test_folder_that_cannot_be_is_said(caplog: pytest.LogCaptureFixture, tmp_pat
     assert "cannot be used" in refused(caplog, tmp_path / "file/cache", cxx)
 
 
+def test_sources_are_short() -> None:
+    for path in build.SOURCES.iterdir():
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 400, path.name
+        assert [line for line in lines if len(line) > 100] == [], path.name
+        top = [number for number, line in enumerate(lines) if line.startswith("}")]
+        begins = [number for number, line in enumerate(lines) if line[-1:] == "{"]
+        for end in top:
+            begin = max(
+                (b for b in begins if b < end and lines[b][:1] not in (" ", "}")), default=end
+            )
+            assert end - begin <= 70 or lines[begin].startswith("namespace"), (path.name, begin)
+
+
 @pytest.mark.compiler
 def test_second_load_compiles_nothing() -> None:
     native_ops()
