@@ -58,6 +58,11 @@ class CommonBody(msgspec.Struct, kw_only=True):
     speculation: SpeculationBody | None = None
 
     @property
+    def kind(self) -> str:
+        """Of work, as figures are kept for it."""
+        raise NotImplementedError
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
 
@@ -163,6 +168,10 @@ class ChatBody(CommonBody, kw_only=True):
     functions: list[Any] | None = None
 
     @property
+    def kind(self) -> str:
+        return "tools" if self.tools and self.tool_choice != "none" else "chat"
+
+    @property
     def tokens_wanted(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
@@ -201,6 +210,10 @@ class CompletionsBody(CommonBody, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Choices | None = None
+
+    @property
+    def kind(self) -> str:
+        return "completion"
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Texts, or token ids: one prompt or several of one kind. Raises BadRequest."""

@@ -59,6 +59,7 @@ class Asked:
             priority=_priority(body, self.exchange.headers),
             tenant=tenant_salt(self.key_digest, self.exchange.headers),
             speculation=wish,
+            workload=f"{body.kind}/{'greedy' if params.is_greedy else 'drawn'}",
         )
 
     def check_model(self, name: str) -> None:

@@ -13,6 +13,7 @@ from backend.api.answering import send_json
 from backend.api.context import Server
 from backend.api.exchange import JSON_HEADERS, Exchange, HttpProblem
 from backend.api.problems import NoSuchModel
+from backend.engine.interface import SpeculationLoad
 from backend.errors import Unavailable
 from backend.serving.service import Service, Status
 
@@ -86,6 +87,7 @@ async def show_load(server: Server, exchange: Exchange) -> None:
         raise Unavailable("the model is still being loaded", retry_after_s=1.0)
     figures = dataclasses.asdict(load)
     steps = figures.pop("decode_step_s")
+    figures["speculation"] = _speculation_json(load.speculation)
     await send_json(
         exchange,
         {
@@ -100,6 +102,29 @@ async def show_load(server: Server, exchange: Exchange) -> None:
             "decode_step_s": {str(size): seconds for size, seconds in sorted(steps.items())},
         },
     )
+
+
+def _speculation_json(load: SpeculationLoad) -> dict[str, Any]:
+    """Counts and sums as they are, and the rates that follow from them."""
+    return {
+        "method": load.method,
+        "num_drafts_max": load.num_drafts_max,
+        "step_s": {
+            str(batch): {str(num_drafts): seconds for num_drafts, seconds in sorted(row.items())}
+            for batch, row in sorted(load.step_s.items())
+        },
+        "figures": [
+            {
+                **dataclasses.asdict(each),
+                "acceptance_rate": each.acceptance_rate,
+                "acceptance_by_position": each.acceptance_by_position,
+                "mean_acceptance_length": each.mean_acceptance_length,
+                "round_cost": each.round_cost,
+                "speed_up": each.speed_up,
+            }
+            for each in load.figures
+        ],
+    }
 
 
 async def show_metrics(server: Server, exchange: Exchange) -> None:

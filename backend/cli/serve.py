@@ -22,6 +22,7 @@ DEFAULT_PORT = 8100
 CPU_QUANTIZATION = Quantization.INT8
 _NEEDED = ("torch", "safetensors", "tokenizers", "gguf", "jinja2")
 _DEFAULTS = EngineConfig()
+DRAFTS = 4
 _MIB = 1024 * 1024
 
 
@@ -86,6 +87,23 @@ _MIB = 1024 * 1024
     default=_DEFAULTS.waiting_max,
     show_default=True,
     help="Answers that may wait; more are refused with 429.",
+)
+@click.option(
+    "--speculation",
+    default=_DEFAULTS.proposer,
+    show_default=True,
+    metavar="METHOD",
+    help="Draft method: none, ngram, …; the text is the same with any.",
+)
+@click.option(
+    "--drafts",
+    type=click.IntRange(1, 64),
+    default=DRAFTS,
+    show_default=True,
+    help="Tokens drafted a round at most.",
+)
+@click.option(
+    "--draft", metavar="PATH", default="", help="Draft head or draft model of the method."
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew.")
 @click.option(
@@ -217,10 +235,16 @@ def engine_config(
     sequences: int,
     waiting: int,
     no_prefix_cache: bool,
+    speculation: str = "none",
+    drafts: int = DRAFTS,
+    draft: str = "",
 ) -> EngineConfig:
-    """The options as the engine takes them, `auto` decided."""
+    """The options as the engine takes them, `auto` decided. Raises SetupError."""
     import torch
 
+    from backend.speculate.registry import check_method
+
+    check_method(speculation)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
@@ -230,6 +254,7 @@ def engine_config(
         chosen = Quantization.INT8
     elif quantization == "auto" and device == "cpu" and dtype == DType.BFLOAT16:
         chosen = CPU_QUANTIZATION
+    num_drafts = 0 if speculation == "none" else drafts
     return EngineConfig(
         dtype=DType(dtype),
         quantization=chosen,
@@ -240,6 +265,11 @@ def engine_config(
         sequences_max=sequences,
         waiting_max=waiting,
         is_prefix_cached=not no_prefix_cache,
+        proposer=speculation,
+        num_drafts_max=num_drafts,
+        draft_path=draft,
+        # Rows of drafts leave those of prompts as many as there were.
+        rows_max=_DEFAULTS.rows_max + sequences * num_drafts,
     )
 
 

@@ -24,6 +24,7 @@ class Wanted:
     priority: Priority = Priority.INTERACTIVE
     tenant: bytes = b""
     speculation: SpeculationWish = field(default_factory=SpeculationWish)
+    workload: str = ""  # what kind of work it is: figures are kept for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ def _groups(prompts: Sequence[Prompt], wanted: Wanted) -> list[list[EngineReques
             priority=wanted.priority,
             tenant=wanted.tenant,
             speculation=wanted.speculation,
+            workload=wanted.workload,
         )
         made.append(split_choices(request, wanted.num_choices, idx * wanted.num_choices))
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backend.engine.interface import EngineLoad
+from backend.serving.round_metrics import RoundCollector
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
@@ -13,9 +14,13 @@ _STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5
 class Metrics:
     """One registry a process. Times are as the server sees them, without the network."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        """`model`: the name that is served."""
         self.registry = CollectorRegistry()
         registry = self.registry
+        self._rounds = RoundCollector()
+        self._rounds.model = model
+        registry.register(self._rounds)
         self.requests = Counter(
             "backend_requests", "HTTP requests answered.", ("route", "status"), registry=registry
         )
@@ -86,4 +91,5 @@ class Metrics:
             self._kv_used.set(load.kv_blocks_used)
             self._preemptions.set(load.num_preemptions)
             self._tokens_per_s.set(load.tokens_per_s)
+            self._rounds.load = load.speculation
         return generate_latest(self.registry)

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from backend.config import EngineConfig, ModelConfig
-from backend.engine.interface import EngineLoad, EngineRequest
+from backend.engine.interface import EngineLoad, EngineRequest, SpeculationWish
 from backend.errors import RequestFailed, RequestTimedOut, SetupError, Unavailable
 from backend.sampling.params import SamplingParams
 from backend.serving.engine_thread import EngineApi, EngineThread
@@ -63,7 +63,7 @@ class Service:
     ) -> None:
         self.name = name
         self.limits = limits
-        self.metrics = Metrics()
+        self.metrics = Metrics(name)
         self.started_at_unix_s = time.time()
         self._load_model = load_model
         self._drain_s = drain_s
@@ -151,6 +151,7 @@ class Service:
                 f"warm-up-{num_sequences}-{idx}",
                 ((num_sequences + idx) % vocab_size, *[0] * (prompt_len - 1)),
                 params,
+                speculation=SpeculationWish(is_off=True),  # plain steps: what rounds are held to
             )
             for idx in range(num_sequences)
         ]

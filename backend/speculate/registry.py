@@ -22,10 +22,14 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
 
 
 def make_proposer(model: CausalModel, config: EngineConfig) -> Proposer:
+    """Raises SetupError for a name that is not known, and for what the method misses."""
+    check_method(config.proposer)
+    return PROPOSERS[config.proposer](model, config)
+
+
+def check_method(name: str) -> None:
     """Raises SetupError for a name that is not known."""
-    make = PROPOSERS.get(config.proposer)
-    if make is None:
+    if name not in PROPOSERS:
         raise SetupError(
-            f"there is no draft method {config.proposer!r}; known: {', '.join(sorted(PROPOSERS))}"
+            f"there is no draft method {name!r}; known: {', '.join(sorted(PROPOSERS))}"
         )
-    return make(model, config)

@@ -27,6 +27,13 @@ from gateway.policy.policy import Policy
 PROVIDER = "own"
 MODEL = "smollm2-135m-instruct"
 FETCHED = "smollm2"  # the backend's short name of it
+# Request fields that the backend reads, beside those that every endpoint has; SmolLM2 has no tools.
+PARAMETERS = (
+    "best_of", "chat_template_kwargs", "echo", "frequency_penalty", "ignore_eos", "logit_bias",
+    "logprobs", "min_p", "n", "presence_penalty", "priority", "reasoning_effort",
+    "repetition_penalty", "response_format", "seed", "speculation", "stop", "stop_token_ids",
+    "suffix", "temperature", "top_k", "top_logprobs", "top_p",
+)  # fmt: skip
 KEY_ENV = "LOOPROUTER_BACKEND_API_KEY"
 # Fixed where free, so that what was learned of it is found again on the next run.
 PORT_FIRST = 18_111
@@ -84,6 +91,7 @@ def model_yaml() -> str:
         f"      context: 8192\n"
         f"      capabilities: [text, n, logprobs]\n"
         f"      surfaces: [chat, completions]\n"
+        f"      parameters: [{', '.join(PARAMETERS)}]\n"
     )
 
 

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
+from backend.api.bodies import ChatBody, CompletionsBody
 from gateway.app.own_backend import (
     FETCHED,
     KEY_ENV,
     LOG_BYTES_MAX,
     MODEL,
+    PARAMETERS,
     OwnBackend,
     Timing,
     child_environ,
@@ -285,3 +288,15 @@ def test_own_model_on_another_machine_is_not_started_here(base_url: str) -> None
     )
 
     assert port_in(load_policy(text.encode(), environ=None)) is None
+
+
+def test_fields_in_its_policy_are_those_that_the_backend_reads() -> None:
+    """But for tools, of which this model knows nothing, and fields that every endpoint has."""
+    read = {field.name for body in (ChatBody, CompletionsBody) for field in fields(body)}
+    common = {
+        *("model", "messages", "prompt", "stream", "stream_options", "max_tokens"),
+        "max_completion_tokens",
+    }
+    tools = {"tools", "tool_choice", "parallel_tool_calls", "functions"}
+
+    assert sorted(read - common - tools) == list(PARAMETERS)

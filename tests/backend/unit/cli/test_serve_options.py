@@ -176,3 +176,16 @@ def test_without_torch_only_serving_is_refused_and_says_which_extra(
         assert done.stderr.count("\n") == 1
         assert "torch" in done.stderr
         assert "pip install 'looprouter[backend]'" in done.stderr
+
+
+def test_drafts_have_rows_of_their_own() -> None:
+    made = config(speculation="ngram", drafts=6, sequences=10)
+
+    assert (made.proposer, made.num_drafts_max) == ("ngram", 6)
+    assert made.rows_max == EngineConfig().rows_max + 60
+    assert config(speculation="none", drafts=6).num_drafts_max == 0
+
+
+def test_a_draft_method_that_nobody_knows_is_refused_before_the_model_is_read() -> None:
+    with pytest.raises(SetupError, match=r"no draft method 'magic'; known: .*ngram"):
+        config(speculation="magic")

@@ -1,0 +1,78 @@
+"""A head is held against the model that is served, before its first draft."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backend.config import DType, EngineConfig
+from backend.errors import SetupError
+from backend.models.loading import TokenizerSource
+from backend.serving.draft_check import target_identity, text_fingerprint
+from backend.serving.loading import load_served
+from backend.serving.tokenizer_files import load_tokenizer
+from backend.speculate.heads.identity import HeadIdentity, write_identity
+from tests.support.spelling_model import save_spelling_model
+from tests.support.text_models import gguf_metadata, train_fast
+
+CONFIG = EngineConfig(
+    dtype=DType.FLOAT32, kv_cache_bytes=1 << 22, sequences_max=2, rows_max=64, context_len_max=256
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("spelling")
+    save_spelling_model(made)
+    return made
+
+
+def of_directory(directory: Path) -> str:
+    return text_fingerprint(load_tokenizer(TokenizerSource("hf_directory", directory, {})))
+
+
+def test_a_template_or_a_token_more_is_another_text(directory: Path, tmp_path: Path) -> None:
+    plain = of_directory(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((directory / name).read_text())
+    assert of_directory(tmp_path) == plain
+
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    other_template = of_directory(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    raw = json.loads((tmp_path / "tokenizer.json").read_text())
+    raw["added_tokens"][-1]["content"] += "!"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    other_token = of_directory(tmp_path)
+
+    assert len({plain, other_template, other_token}) == 3
+
+
+def test_a_gguf_file_and_a_directory_of_one_tokenizer_agree(tmp_path: Path) -> None:
+    fast, template = train_fast(), "{{ messages[0].content }}"
+    fast.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    metadata = {**gguf_metadata(fast, "default"), "tokenizer.chat_template": template}
+    source = TokenizerSource("gguf", tmp_path / "any.gguf", metadata)
+
+    assert text_fingerprint(load_tokenizer(source)) == of_directory(tmp_path)
+
+
+def test_a_head_of_another_target_does_not_start_the_server(
+    directory: Path, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(TokenizerSource("hf_directory", directory, {}))
+    target = target_identity(directory, tokenizer)
+    assert not target.has_thinking
+    head = HeadIdentity("eagle3", "spelling", (target.weights,), (target.text,), "none")
+    config = replace(CONFIG, draft_path=str(tmp_path))
+
+    write_identity(tmp_path, head)
+    load_served(directory, config).engine.close()
+    write_identity(tmp_path, replace(head, weights=("sha256:0",)))
+    with pytest.raises(SetupError, match=f"made for spelling, not for {directory.name}"):
+        load_served(directory, config)
+    load_served(directory, replace(config, is_draft_forced=True)).engine.close()
