@@ -226,7 +226,7 @@ void run_rows(const Int8Call& call, const Quantized& given, int64_t row, int64_t
 }
 
 // Every row for one panel before the next one: weights come from memory once. A single tile
-// fetches a little ahead of itself; of several, the first ones share the fetching of the next panel.
+// fetches a little ahead of itself; of several, the first ones share fetching the next panel.
 template <typename Element>
 void run_panels(const Int8Call& call, const Quantized& given, int64_t begin, int64_t end) {
   constexpr int kLines = kPanel * 4 / kLineBytes;  // of a step

@@ -1,5 +1,5 @@
-// One token a row, as the reference defines it: weights are exp((logit - max) / t) * 2^44 rounded to
-// integers, filters take some out, and the token is where the sum of the others in vocabulary order
+// One token a row, as the reference defines it: weights are exp((logit - max) / t) * 2^44, rounded
+// to integers, filters take some out, and the token is where the sum of the others in vocabulary order
 // passes uniform * total. Integer sums have no order, so nothing depends on how rows are grouped.
 //
 // exp is computed here to within one unit in the last place of a double; a weight may so differ by
@@ -42,8 +42,8 @@ LR_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
 #endif
 }
 
-// exp(x) * 2^44 to the nearest integer, for x <= 0: Cody-Waite reduction by ln 2, then the series up
-// to the 13th power on [-ln2/2, ln2/2]. NaN gives 0.
+// exp(x) * 2^44 to the nearest integer, for x <= 0: Cody-Waite reduction by ln 2, then the series
+// up to the 13th power on [-ln2/2, ln2/2]. NaN gives 0.
 LR_INLINE Longs weight_of(Doubles x) {
   Doubles bounded = x > doubles(kFaintest) ? x : doubles(kFaintest);
   Doubles shifted = multiply_add(bounded, doubles(1.4426950408889634), doubles(kRound));
@@ -220,8 +220,10 @@ int64_t sample_row(const SampleCall& call, int64_t row, int64_t* weights, Candid
     float least = threshold(logits, weights, count, best, temperature, target, candidates);
     total = keep_from(least, 0, logits, count, weights);
   }
-  if (call.min_p != nullptr && call.min_p[row] > 0.0)
-    total = keep_from(-INFINITY, (int64_t)std::ceil(call.min_p[row] * kOne), logits, count, weights);
+  if (call.min_p != nullptr && call.min_p[row] > 0.0) {
+    auto least = (int64_t)std::ceil(call.min_p[row] * kOne);
+    total = keep_from(-INFINITY, least, logits, count, weights);
+  }
   return place_of(call.uniforms[row], weights, count, total);
 }
 
