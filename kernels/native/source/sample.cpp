@@ -1,6 +1,7 @@
 // One token a row, as the reference defines it: weights are exp((logit - max) / t) * 2^44, rounded
-// to integers, filters take some out, and the token is where the sum of the others in vocabulary order
-// passes uniform * total. Integer sums have no order, so nothing depends on how rows are grouped.
+// to integers, filters take some out, and the token is where the sum of the others in vocabulary
+// order passes uniform * total. Integer sums have no order, so nothing depends on how rows are
+// grouped.
 //
 // exp is computed here to within one unit in the last place of a double; a weight may so differ by
 // 1 in 2^44 from another implementation's.
