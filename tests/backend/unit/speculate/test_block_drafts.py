@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernels.dispatch import select
 from tests.support.draft_heads import MASK_TOKEN, dimensions, save_block_head
 from tests.support.draft_methods import NUM_DRAFTS, check_drafts, proposer_of, reference_of
 from tests.support.draft_references import BlockRules
@@ -66,7 +67,7 @@ def test_sequences_do_not_disturb_each_other(
     if method == "dspark":
         rules = BlockRules(MASK_TOKEN, samples_from_anchor=True, markov_kind="vanilla")
     saved = save_block_head(tmp_path, method, rules=rules)
-    proposer = proposer_of(target, saved)
+    proposer = proposer_of(target, saved, ops=select("cpu"))  # this machine's own kernels
     rounds = Rounds(proposer, states, NUM_DRAFTS, batch=6)
     rounds.before_round = lambda: poison(proposer.cache)
     reference = reference_of(target, saved, rules)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kernels.dispatch import select
 from tests.support.draft_heads import dimensions, save_eagle3
 from tests.support.draft_methods import NUM_DRAFTS, check_drafts, proposer_of, reference_of
 from tests.support.draft_references import Eagle3Rules
@@ -45,7 +46,7 @@ def test_drafts_are_those_of_the_formulas(
 
 def test_sequences_do_not_disturb_each_other(target: Tiny, states: States, tmp_path: Path) -> None:
     saved = save_eagle3(tmp_path, dims=dimensions(num_layers=2))
-    proposer = proposer_of(target, saved)
+    proposer = proposer_of(target, saved, ops=select("cpu"))  # this machine's own kernels
     rounds = Rounds(proposer, states, NUM_DRAFTS, batch=6)
     rounds.before_round = lambda: poison(proposer.cache)
     reference = reference_of(target, saved)
