@@ -64,6 +64,7 @@ def test_any_drafts_give_the_same_text_in_any_batch(
     assert (num_rounds == 7 * 20) == (hit_rate == 0.0)
 
 
+@pytest.mark.slow
 def test_preempted_sequences_go_on_drafting(tiny: Tiny, make_world: MakeWorld) -> None:
     asked = [random_prompt(random.Random(seed), 10) for seed in range(4)]
     written = texts(tiny, asked, 40)

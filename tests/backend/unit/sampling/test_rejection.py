@@ -182,6 +182,7 @@ def spoken(rule: Rule, world: World, num_valid: int) -> dict[Text, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
 @pytest.mark.parametrize(
     ("rule", "is_one_hot"),
@@ -211,6 +212,7 @@ def expected_accepted(rule: Rule, world: World) -> float:
     return sum(mass * float(each) for mass, each in zip(drafts.values(), mean, strict=True))
 
 
+@pytest.mark.slow
 def test_a_block_never_accepts_fewer_and_with_one_hot_drafts_as_many() -> None:
     gains = []
     for seed in range(6):

@@ -174,6 +174,7 @@ SWELLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_never_ends_is_ended(name: str) -> None:
     with pytest.raises(BadRequest, match=r"cannot take|too many|too much|longer|recursion"):

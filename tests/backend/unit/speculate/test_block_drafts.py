@@ -59,6 +59,7 @@ def test_drafts_are_those_of_the_formulas(
         check_drafts(rounds, saved, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dflash", "dspark"])
 def test_sequences_do_not_disturb_each_other(
     target: Tiny, states: States, tmp_path: Path, method: str

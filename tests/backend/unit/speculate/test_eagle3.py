@@ -44,6 +44,7 @@ def test_drafts_are_those_of_the_formulas(
         check_drafts(rounds, saved, reference)
 
 
+@pytest.mark.slow
 def test_sequences_do_not_disturb_each_other(target: Tiny, states: States, tmp_path: Path) -> None:
     saved = save_eagle3(tmp_path, dims=dimensions(num_layers=2))
     proposer = proposer_of(target, saved, ops=select("cpu"))  # this machine's own kernels
