@@ -122,6 +122,7 @@ class DraftCache:
         self._tables = _Mirror((num_slots, width), torch.int32, device)
         self._gaps = _Mirror((num_slots,), torch.int64, device)
         self._is_lost = _Mirror((num_slots,), torch.int64, device)
+        self._is_lost.rows[0] = 1  # padding drafts for nobody
 
     @property
     def num_bytes(self) -> int:

@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         return [*self.blocks._lanes.values(), *self.blocks._kept.values()]
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(stateful_step_count=30)
 TestDraftBlocks = Machine.TestCase
 
 

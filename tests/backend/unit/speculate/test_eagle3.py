@@ -46,7 +46,7 @@ def test_drafts_are_those_of_the_formulas(
 
 @pytest.mark.slow
 def test_sequences_do_not_disturb_each_other(target: Tiny, states: States, tmp_path: Path) -> None:
-    saved = save_eagle3(tmp_path, dims=dimensions(num_layers=2))
+    saved = save_eagle3(tmp_path)
     proposer = proposer_of(target, saved, ops=select("cpu"))  # this machine's own kernels
     rounds = Rounds(proposer, states, NUM_DRAFTS, batch=6)
     rounds.before_round = lambda: poison(proposer.cache)

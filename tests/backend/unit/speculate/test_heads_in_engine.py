@@ -37,6 +37,7 @@ RULES = {
 WRITTEN = (50, 120, 290)
 BIAS = {token: 60.0 for token in WRITTEN}
 BLOCK_OF = 9
+NUM_TOKENS = 12
 
 
 def save(directory: Path, method: str) -> SavedHead:
@@ -109,11 +110,10 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain(target: Tiny, prompts: list[list[int]]) -> list[list[int]]:
-    return written_by(world_of(target.model, None), prompts, 16)
+    return written_by(world_of(target.model, None), prompts, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("num_drafts", [1, 4, 8])
+@pytest.mark.parametrize(("num_drafts", "batch"), [(4, 1), (1, 8), (8, 8)])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_the_plain_one(
     target: Tiny, tmp_path: Path, prompts: list[list[int]], plain: list[list[int]], method: str,
@@ -123,9 +123,9 @@ def test_the_text_is_the_plain_one(
     assert proposer.num_drafts_max == num_drafts
     world = world_of(target.model, proposer)
 
-    assert written_by(world, prompts[:batch], 16) == plain[:batch]
+    assert written_by(world, prompts[:batch], NUM_TOKENS) == plain[:batch]
     num_rounds = sum(len(answer.events) for answer in world.answers.values())
-    assert num_rounds < 16 * batch, "not one draft was accepted"
+    assert num_rounds < NUM_TOKENS * batch, "not one draft was accepted"
 
 
 @pytest.mark.slow
@@ -154,6 +154,7 @@ def test_the_text_is_the_plain_one_for_every_number_of_drafts(
             assert found == expected[:batch], f"{num_drafts} drafts, batch {batch}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_in_the_engine_are_those_of_the_formulas(
     target: Tiny, states: States, tmp_path: Path, method: str
@@ -185,7 +186,7 @@ def test_drafts_in_the_engine_are_those_of_the_formulas(
     # At most the last round of a text was never shown.
     assert all(len(each) <= 1 + proposer.num_drafts_max for each in proposer.missing.values())
     assert max(len(drafts) for _, _, drafts in proposer.drafted) == proposer.num_drafts_max
-    proposer.check(states, saved, reference_of(target, saved, RULES[method]), every=7)
+    proposer.check(states, saved, reference_of(target, saved, RULES[method]), every=29)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -195,7 +196,7 @@ def test_a_step_waits_for_nothing(
     world = world_of(target.model, proposer_of(target, save(tmp_path, method)))
     _, caught = guard(world)
 
-    written_by(world, [*prompts, prompts[0]], 8)
+    written_by(world, [*prompts[:3], prompts[0]], 6)
 
     assert caught == []
 
@@ -218,25 +219,25 @@ def test_a_failed_call_costs_drafts_and_nothing_else(
 ) -> None:  # fmt: skip
     """Who runs then gets no more drafts; who comes later does."""
     proposer = proposer_of(target, save(tmp_path, method))
-    real, calls = proposer._drafts, []
+    real, made, failed = proposer._drafts, [], []
 
-    def failing(*given: Any) -> Proposal | None:
-        calls.append(given)
-        if len(calls) == 10:
+    def failing(given: ProposeInput, *rest: Any) -> Proposal | None:
+        if len(given.slot_ids) == 3 and not failed:
+            failed.append(len(made))
             raise RuntimeError("a kernel gave up")
-        proposal = real(*given)
+        proposal = real(given, *rest)
         made.append(0 if proposal is None else int(proposal.num_valid.sum()))
         return proposal
 
-    made: list[int] = []
     proposer._drafts = failing  # type: ignore[method-assign] # one call is to go wrong
     world = world_of(target.model, proposer)
 
-    assert written_by(world, prompts[:3], 16) == plain[:3]
+    assert written_by(world, prompts[:3], NUM_TOKENS) == plain[:3]
     assert "a kernel gave up" in caplog.text
-    assert sum(made[:9]) > 0
-    assert sum(made[-3:]) == 0
-    assert written_by(world, prompts[3:4], 16) == plain[3:4]
+    assert sum(made[: failed[0]]) > 0
+    assert len(made) > failed[0]
+    assert sum(made[failed[0] :]) == 0
+    assert written_by(world, prompts[3:4], NUM_TOKENS) == plain[3:4]
     assert max(made[-4:]) > 0
 
 
@@ -248,11 +249,11 @@ def test_who_wants_no_drafts_is_not_shown(
     world = world_of(target.model, proposer)
     wishes = [SpeculationWish(is_off=number % 2 == 0) for number in range(4)]
     for prompt, wish in zip(prompts, wishes, strict=False):
-        world.add(prompt, max_tokens=16, logit_bias=BIAS, speculation=wish)
+        world.add(prompt, max_tokens=NUM_TOKENS, logit_bias=BIAS, speculation=wish)
     world.run()
 
     found = [answer.token_ids for answer in world.answers.values()]
     assert found == plain[:4]
     rounds = [len(answer.events) for answer in world.answers.values()]
-    assert rounds[0] == rounds[2] == 16
-    assert max(rounds[1], rounds[3]) < 16
+    assert rounds[0] == rounds[2] == NUM_TOKENS
+    assert max(rounds[1], rounds[3]) < NUM_TOKENS
