@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from backend.cli.bench_values import counts, numbers, wish
 from backend.cli.environment import Environment
 from backend.errors import SetupError
 
@@ -26,35 +26,11 @@ if TYPE_CHECKING:
     from backend.cli.measuring.progress import Shown
     from backend.cli.measuring.questions import Question
     from backend.cli.measuring.report import Run
+    from backend.cli.measuring.speculating import Rounds
 
 TENANT_HEADER = "x-looprouter-tenant"
 OPEN_LOOP_S = 30.0  # of arrivals, where the number of requests is not given
 REQUESTS_MIN = 16
-LOAD_MAX = 1024
-
-
-def _numbers(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> tuple[float, ...] | None:
-    """`1,4,16`: numbers above zero, commas between."""
-    if text is None:
-        return None
-    try:
-        numbers = tuple(float(each) for each in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is no list of numbers like 1,4,16") from error
-    if any(not math.isfinite(each) or not 0 < each <= LOAD_MAX for each in numbers):
-        raise click.BadParameter(f"every number is above 0 and at most {LOAD_MAX}")
-    return numbers
-
-
-def _counts(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> tuple[int, ...] | None:
-    numbers = _numbers(context, parameter, text)
-    if numbers is not None and any(each != int(each) for each in numbers):
-        raise click.BadParameter("a concurrency is a whole number")
-    return tuple(int(each) for each in numbers) if numbers is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +45,17 @@ class Options:
     seed: int
     timeout_s: float
     num_warmups: int
+    speculation: dict[str, object] | None  # member of the body; None: none is sent
+    is_paired: bool
 
-    def ask(self, model: str, tenant: str) -> Ask:
+    def ask(self, model: str, tenant: str, *, is_plain: bool = False) -> Ask:
         """Our own server keeps the caches of two tenants apart, so that no row warms the next."""
         from backend.cli.measuring.asking import Ask
 
+        asked = {"off": True} if is_plain else self.speculation
+        extra: dict[str, object] = {} if asked is None else {"speculation": asked}
+        if self.is_paired and self.temperature > 0:
+            extra["seed"] = self.seed  # else no two texts would be the same
         return Ask(
             model=model,
             max_tokens=self.max_tokens,
@@ -81,6 +63,7 @@ class Options:
             temperature=self.temperature,
             timeout_s=self.timeout_s,
             headers={**self.headers, TENANT_HEADER: tenant},
+            extra=extra,
         )
 
 
@@ -89,8 +72,8 @@ class Options:
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- SERVE_OPTIONS]")
 @click.option("--model", "model_name", default="", help="Of a server with several models.")
 @click.option("--api-key-env", default="", help="Variable with the server's key.")
-@click.option("--concurrency", callback=_counts, help="Closed loop, one row each.  [1,4,16,32]")
-@click.option("--rate", callback=_numbers, help="Open loop: requests a second, Poisson.")
+@click.option("--concurrency", callback=counts, help="Closed loop, one row each.  [1,4,16,32]")
+@click.option("--rate", callback=numbers, help="Open loop: requests a second, Poisson.")
 @click.option(
     "--requests",
     "num_requests",
@@ -99,6 +82,17 @@ class Options:
 )
 @click.option("--max-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True)
 @click.option("--ignore-eos", is_flag=True, help="All answers of equal length; an extension.")
+@click.option(
+    "--speculation",
+    callback=wish,
+    metavar="WISH",
+    help="Asked with every request: off, 4, ngram or ngram:4; an extension.",
+)
+@click.option(
+    "--against-plain",
+    is_flag=True,
+    help="Ask every question also with speculation off, one right after the other.",
+)
 @click.option("--temperature", type=click.FloatRange(0.0, 2.0), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of arrivals.")
 @click.option(
@@ -125,6 +119,8 @@ def bench(
     num_requests: int | None,
     max_tokens: int,
     ignore_eos: bool,
+    speculation: dict[str, object] | None,
+    against_plain: bool,
     temperature: float,
     seed: int,
     timeout_s: float,
@@ -148,6 +144,8 @@ def bench(
     is_url = target.startswith(("http://", "https://"))
     if is_url and serve_options:
         raise click.UsageError("options behind -- are for a server that is started here")
+    if against_plain and rate:
+        raise click.UsageError("--against-plain is for closed loops; leave --rate out")
     levels = make_levels(concurrency, rate, num_requests)
     questions = _questions(environment, prompts, wheel)
     # The key of our own server is for our own server: an address gets what was named for it.
@@ -161,6 +159,8 @@ def bench(
         seed=seed,
         timeout_s=timeout_s,
         num_warmups=warmup,
+        speculation=speculation,
+        is_paired=against_plain,
     )
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise SetupError(f"{json_path} cannot be written: its folder is not there")
@@ -228,14 +228,15 @@ def _measure(
 ) -> Run:
     from backend.cli.measuring import machine, progress
     from backend.cli.measuring.report import Run, answer_row
+    from backend.cli.measuring.speculating import pair
     from backend.cli.measuring.summary import summarize
 
     model = asyncio.run(_find_model(address, options))
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     load_before = machine.load_average()
     bandwidth = [_bandwidth()]
-    with progress.playing(levels) as shown:
-        played = asyncio.run(_play(address, model, questions, levels, options, shown=shown))
+    with progress.playing(levels, 2 if options.is_paired else 1) as shown:
+        played, rounds = asyncio.run(_play(address, model, questions, levels, options, shown=shown))
     bandwidth.append(_bandwidth())
     for each in played:
         if all(answer.failure for answer in each.answers):
@@ -252,6 +253,7 @@ def _measure(
             "EOS": "ignored" if options.is_eos_ignored else "obeyed",
             "seed": options.seed,
             "warm-up requests": options.num_warmups,
+            **({"speculation": options.speculation} if options.speculation is not None else {}),
         },
         machine=machine.describe_machine(),
         load_before=load_before,
@@ -261,6 +263,12 @@ def _measure(
         answers=[
             answer_row(each.level.label, answer) for each in played for answer in each.answers
         ],
+        rounds=rounds,
+        paired={
+            each.level.label: found
+            for each in played
+            if (found := pair(each, options.seed)) is not None
+        },
     )
 
 
@@ -289,10 +297,12 @@ async def _play(
     options: Options,
     *,
     shown: Shown,
-) -> list[Played]:
+) -> tuple[list[Played], dict[str, list[Rounds]]]:
+    """What was played, and by load the rounds that the server counted meanwhile."""
     from backend.cli.measuring.asking import ask_once
     from backend.cli.measuring.http_client import HttpClient
     from backend.cli.measuring.load import play
+    from backend.cli.measuring.speculating import read_rounds, rounds_between
 
     client = HttpClient(address)
     try:
@@ -302,17 +312,33 @@ async def _play(
             if answer.failure:
                 raise SetupError(f"{address.url} failed at the warm-up: {answer.failure}")
         played = []
+        rounds: dict[str, list[Rounds]] = {}
         first = 0
+        before = await read_rounds(client, options.headers)
         for level in levels:
             # Rows ask different questions for as long as there are some.
             turned = [*questions[first:], *questions[:first]]
-            ask = options.ask(model, f"bench-{level.label.replace(' ', '-')}")
+            tenant = f"bench-{level.label.replace(' ', '-')}"
+            ask = options.ask(model, tenant)
+            plain = options.ask(model, f"{tenant}-plain", is_plain=True)
             with shown.level(level) as on_done:
                 played.append(
-                    await play(client, ask, level, turned, seed=options.seed, on_done=on_done)
+                    await play(
+                        client,
+                        ask,
+                        level,
+                        turned,
+                        seed=options.seed,
+                        on_done=on_done,
+                        plain=plain if options.is_paired else None,
+                    )
                 )
             first = (first + level.num_requests) % len(questions)
-        return played
+            after = await read_rounds(client, options.headers)
+            if found := rounds_between(before, after):
+                rounds[level.label] = found
+            before = after
+        return played, rounds
     finally:
         await client.close()
 

@@ -39,6 +39,7 @@ class Played:
     level: Level
     answers: Sequence[Answer]
     wall_s: float
+    plain: Sequence[Answer] = ()  # the same questions asked plainly, in the same order
 
 
 def arrival_times_s(rate: float, num_requests: int, seed: int) -> list[float]:
@@ -56,17 +57,28 @@ async def play(
     *,
     seed: int,
     on_done: OnDone,
+    plain: Ask | None = None,
 ) -> Played:
-    """Ask `level.num_requests` questions from the front of `questions`, over and over if few."""
+    """Ask `level.num_requests` questions from the front of `questions`, over and over if few.
+
+    With `plain`, in a closed loop, each of them twice, one right after the other, and every second
+    time in the other order.
+    """
+    assert plain is None or level.concurrency
     asked = [questions[idx % len(questions)] for idx in range(level.num_requests)]
     began_at_s = time.monotonic()
-    if level.concurrency:
+    pairs: list[tuple[Answer, Answer]] = []
+    if plain is not None:
+        pairs = await _paired(client, (ask, plain), asked, level.concurrency, on_done)
+        answers = [ours for ours, _ in pairs]
+    elif level.concurrency:
         answers = await _closed(client, ask, asked, level.concurrency, on_done)
     else:
         due = arrival_times_s(level.rate, level.num_requests, seed)
         answers = await _open(client, ask, asked, [began_at_s + each for each in due], on_done)
     ended_at_s = max((each.stamps.ended_at_s or began_at_s for each in answers), default=began_at_s)
-    return Played(level, answers, max(ended_at_s - began_at_s, 1e-9))
+    wall_s = max(ended_at_s - began_at_s, 1e-9)
+    return Played(level, answers, wall_s, [theirs for _, theirs in pairs])
 
 
 async def _closed(
@@ -85,6 +97,31 @@ async def _closed(
         for _ in range(min(concurrency, len(asked))):
             group.create_task(work())
     return answers
+
+
+async def _paired(
+    client: HttpClient,
+    asks: tuple[Ask, Ask],
+    asked: Sequence[Question],
+    concurrency: int,
+    on_done: OnDone,
+) -> list[tuple[Answer, Answer]]:
+    waiting = iter(enumerate(asked))
+    pairs: list[tuple[Answer, Answer]] = []
+
+    async def work() -> None:
+        for number, question in waiting:
+            order = (0, 1) if number % 2 else (1, 0)
+            found = {}
+            for which in order:
+                found[which] = await ask_once(client, asks[which], question)
+                on_done(found[which])
+            pairs.append((found[0], found[1]))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(asked))):
+            group.create_task(work())
+    return pairs
 
 
 async def _open(

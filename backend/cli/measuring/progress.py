@@ -29,15 +29,17 @@ def downloading(total_bytes: int, label: str) -> Iterator[Callable[[int], None]]
 class Shown:
     """The bars of a run."""
 
-    def __init__(self, bar: Progress, num_requests: int) -> None:
+    def __init__(self, bar: Progress, num_requests: int, num_asked: int) -> None:
+        """`num_asked`: how often each is asked."""
         self._bar = bar
+        self._num_asked = num_asked
         self._total = bar.add_task("all", total=num_requests, more="")
 
     @contextmanager
     def level(self, level: Level) -> Iterator[Callable[[Answer], None]]:
         """Call what is given with every answer."""
         bar = self._bar
-        task = bar.add_task(level.label, total=level.num_requests, more="")
+        task = bar.add_task(level.label, total=level.num_requests * self._num_asked, more="")
         began_at_s = time.monotonic()
         num_tokens = num_failed = 0
 
@@ -56,7 +58,7 @@ class Shown:
 
 
 @contextmanager
-def playing(levels: Sequence[Level]) -> Iterator[Shown]:
+def playing(levels: Sequence[Level], num_asked: int = 1) -> Iterator[Shown]:
     console = _console()
     bar = Progress(
         TextColumn("{task.description:>12}"),
@@ -69,7 +71,7 @@ def playing(levels: Sequence[Level]) -> Iterator[Shown]:
         disable=not console.is_terminal,
     )
     with bar:
-        yield Shown(bar, sum(each.num_requests for each in levels))
+        yield Shown(bar, num_asked * sum(each.num_requests for each in levels), num_asked)
 
 
 def _console() -> Console:

@@ -9,6 +9,7 @@ import msgspec
 
 from backend.cli.measuring.asking import Answer
 from backend.cli.measuring.machine import Bandwidth, Machine
+from backend.cli.measuring.speculating import Paired, Rounds
 from backend.cli.measuring.summary import Figure, Summary, decode_rate
 
 FORMAT = 1
@@ -30,6 +31,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: list[Bandwidth]  # before and after
     levels: list[Summary]
     answers: list[dict[str, Any]]
+    rounds: dict[str, list[Rounds]] = {}  # by load, as the server counted them
+    paired: dict[str, Paired] = {}  # by load, where each question was asked plainly as well
 
 
 def answer_row(load: str, answer: Answer) -> dict[str, Any]:
@@ -69,9 +72,63 @@ def markdown(run: Run) -> str:
             [_interval_row(each) for each in run.levels],
         ),
         "",
+        *_speculation(run),
         *_notes(run),
     ]  # fmt: skip
     return "\n".join(parts)
+
+
+def _speculation(run: Run) -> list[str]:
+    parts = []
+    if run.rounds:
+        rounds_head = (
+            "load", "method, work", "rounds", "tokens a round", "accepted of drafted",
+            "by place (of at risk)", "round cost in plain steps", "speed-up by the server",
+        )  # fmt: skip
+        rows = [_rounds_row(load, each) for load, found in run.rounds.items() for each in found]
+        parts += ["Drafts, as the server counted them:", "", table(rounds_head, rows), ""]
+    if run.paired:
+        paired_head = (
+            "load", "pairs", "decode rate to plain", "looping answers", "others", "same text",
+        )  # fmt: skip
+        rows = [_paired_row(load, each) for load, each in run.paired.items()]
+        parts += ["Each question asked with and without drafts, medians of ratios:", ""]
+        parts += [table(paired_head, rows), ""]
+    return parts
+
+
+def _rounds_row(load: str, rounds: Rounds) -> list[str]:
+    places = [
+        f"{accepted / at_risk:.2f} ({at_risk:,})"
+        for accepted, at_risk in zip(rounds.num_accepted, rounds.num_at_risk, strict=True)
+        if at_risk
+    ]
+    return [
+        load,
+        f"{rounds.method}, {rounds.workload}",
+        f"{rounds.num_drafts:,}",
+        f"{rounds.tokens_a_round:.2f}",
+        f"{rounds.acceptance_rate:.2f}",
+        " ".join(places),
+        number(rounds.round_cost),
+        number(rounds.speed_up),
+    ]
+
+
+def _paired_row(load: str, paired: Paired) -> list[str]:
+    def shown(figure: Figure | None) -> str:
+        spread = _interval(figure)
+        count = f", n {figure.n}" if figure is not None else ""
+        return _value(figure) + (f" [{spread}{count}]" if figure is not None else "")
+
+    return [
+        load,
+        str(paired.num_pairs),
+        shown(paired.ratio),
+        shown(paired.looping_ratio),
+        shown(paired.other_ratio),
+        f"{paired.num_identical} of {paired.num_compared}",
+    ]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

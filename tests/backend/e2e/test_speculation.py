@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.backend_process import TINY, RunningBackend, running_backend
+from tests.support.backend_process import TINY, RunningBackend, run_backend, running_backend
 
 pytestmark = pytest.mark.e2e
 
@@ -137,6 +138,32 @@ def test_kinds_of_work_have_figures_of_their_own(backend: RunningBackend) -> Non
 
     assert figures(backend, "chat/greedy")["num_drafts"] > 0
     assert figures(backend, "tools/greedy")["num_drafts"] > 0
+
+
+def test_bench_asks_each_question_with_and_without_drafts(
+    backend: RunningBackend, tmp_path: Path
+) -> None:
+    prompts, written = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"prompt": "words, please"}\n{"prompt": "more words"}\n')
+
+    done = run_backend(
+        *("bench", backend.v1, "--prompts", str(prompts), "--concurrency", "1,2"),
+        *("--requests", "4", "--max-tokens", "40", "--against-plain", "--speculation", "ngram:3"),
+        *("--json", str(written)),
+        home=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    run = json.loads(written.read_bytes())
+    assert "4 of 4" in done.stdout
+    for load in ("1 at once", "2 at once"):
+        (rounds,) = run["rounds"][load]
+        assert (rounds["method"], rounds["workload"]) == ("ngram", "chat/greedy")
+        # Four answers of 40 tokens: one from the prompt, one alone, then four a round.
+        assert rounds["num_drafts"] == 40
+        assert rounds["num_accepted"] == rounds["num_at_risk"]
+        assert len(rounds["num_at_risk"]) == 3
+        assert run["paired"][load]["num_identical"] == run["paired"][load]["num_compared"] == 4
 
 
 def test_a_method_that_nobody_knows_is_refused(backend: RunningBackend) -> None:
