@@ -105,6 +105,9 @@ _MIB = 1024 * 1024
 @click.option(
     "--draft", metavar="PATH", default="", help="Draft head or draft model of the method."
 )
+@click.option(
+    "--force-draft", is_flag=True, help="Use a draft head even if it was made for another model."
+)
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew.")
 @click.option(
     "--api-key-env",
@@ -238,6 +241,7 @@ def engine_config(
     speculation: str = "none",
     drafts: int = DRAFTS,
     draft: str = "",
+    force_draft: bool = False,
 ) -> EngineConfig:
     """The options as the engine takes them, `auto` decided. Raises SetupError."""
     import torch
@@ -268,6 +272,7 @@ def engine_config(
         proposer=speculation,
         num_drafts_max=num_drafts,
         draft_path=draft,
+        is_draft_forced=force_draft,
         # Rows of drafts leave those of prompts as many as there were.
         rows_max=_DEFAULTS.rows_max + sequences * num_drafts,
     )

@@ -9,6 +9,7 @@ from backend.config import EngineConfig
 from backend.models.fingerprint import weights_fingerprint
 from backend.serving.tokenizer import Tokenizer
 from backend.speculate.heads.identity import HeadIdentity, TargetIdentity, check_identity
+from backend.speculate.registry import HEAD_METHODS
 
 _THINKING_SWITCH = "enable_thinking"  # the variable that templates read
 
@@ -36,7 +37,7 @@ def target_identity(path: Path, tokenizer: Tokenizer) -> TargetIdentity:
 
 def check_draft(path: Path, tokenizer: Tokenizer, config: EngineConfig) -> HeadIdentity | None:
     """None without a head, or for one that says nothing. Raises SetupError for another target's."""
-    if not config.draft_path:
+    if not config.draft_path or config.proposer not in HEAD_METHODS:
         return None
     return check_identity(
         Path(config.draft_path),

@@ -20,6 +20,9 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "dspark": dspark.make,
 }
 
+# Methods whose draft is a head, trained for one target.
+HEAD_METHODS = (eagle3.Eagle3Proposer.name, dflash.DFlashProposer.name, dspark.DSparkProposer.name)
+
 
 def make_proposer(model: CausalModel, config: EngineConfig) -> Proposer:
     """Raises SetupError for a name that is not known, and for what the method misses."""

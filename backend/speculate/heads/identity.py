@@ -108,7 +108,7 @@ def check_identity(
     )
     if not is_forced:
         raise SetupError(f"{said}; few of its drafts would be accepted. Take its own target, or "
-                         "force it (is_draft_forced)")  # fmt: skip
+                         "force it (--force-draft)")  # fmt: skip
     log.warning("%s; it is used all the same", said)
     return identity
 

@@ -186,6 +186,13 @@ def test_drafts_have_rows_of_their_own() -> None:
     assert config(speculation="none", drafts=6).num_drafts_max == 0
 
 
+def test_a_draft_head_may_be_forced() -> None:
+    made = config(speculation="eagle3", draft="a/head", force_draft=True)
+
+    assert (made.draft_path, made.is_draft_forced) == ("a/head", True)
+    assert not config(speculation="eagle3", draft="a/head").is_draft_forced
+
+
 def test_a_draft_method_that_nobody_knows_is_refused_before_the_model_is_read() -> None:
     with pytest.raises(SetupError, match=r"no draft method 'magic'; known: .*ngram"):
         config(speculation="magic")

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from backend.config import DType, EngineConfig
+from backend.config import DType, EngineConfig, ModelConfig
 from backend.errors import SetupError
-from backend.models.loading import TokenizerSource
+from backend.models.loading import TokenizerSource, load_model
 from backend.serving.draft_check import target_identity, text_fingerprint
 from backend.serving.loading import load_served
 from backend.serving.tokenizer_files import load_tokenizer
+from backend.speculate.heads.eagle3 import Eagle3Config, Eagle3Head
 from backend.speculate.heads.identity import HeadIdentity, write_identity
+from backend.speculate.heads.saving import save_head
 from tests.support.spelling_model import save_spelling_model
 from tests.support.text_models import gguf_metadata, train_fast
 
@@ -61,6 +63,22 @@ def test_a_gguf_file_and_a_directory_of_one_tokenizer_agree(tmp_path: Path) -> N
     assert text_fingerprint(load_tokenizer(source)) == of_directory(tmp_path)
 
 
+def save_random_head(at: Path, target: ModelConfig) -> None:
+    shape = replace(target, family="draft", num_layers=1)
+    config = Eagle3Config(
+        shape=shape,
+        windows=(0,),
+        target_hidden_size=target.hidden_size,
+        layer_ids=(0, 1),
+        tap_side="in",
+        num_features=2,
+        draft_vocab_size=target.vocab_size,
+        has_own_embedding=False,
+        has_own_lm_head=False,
+    )
+    save_head(Eagle3Head(config), at, num_drafts=2)
+
+
 def test_a_head_of_another_target_does_not_start_the_server(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -68,7 +86,8 @@ def test_a_head_of_another_target_does_not_start_the_server(
     target = target_identity(directory, tokenizer)
     assert not target.has_thinking
     head = HeadIdentity("eagle3", "spelling", (target.weights,), (target.text,), "none")
-    config = replace(CONFIG, draft_path=str(tmp_path))
+    save_random_head(tmp_path, load_model(directory, CONFIG).config)
+    config = replace(CONFIG, proposer="eagle3", num_drafts_max=2, draft_path=str(tmp_path))
 
     write_identity(tmp_path, head)
     load_served(directory, config).engine.close()
@@ -76,3 +95,5 @@ def test_a_head_of_another_target_does_not_start_the_server(
     with pytest.raises(SetupError, match=f"made for spelling, not for {directory.name}"):
         load_served(directory, config)
     load_served(directory, replace(config, is_draft_forced=True)).engine.close()
+    # What other methods are given a path for is no head.
+    load_served(directory, replace(config, proposer="ngram")).engine.close()
