@@ -169,6 +169,11 @@ class HeadFiles:
             checked = checked_offsets(offsets, is_drafted, vocab_size, self.path)
             if OFFSETS in wanted:
                 found[OFFSETS] = checked
+            elif bool(checked.any()):
+                raise BadCheckpoint(
+                    f"{self.path}: d2t reorders a vocabulary that is as large as the target's; "
+                    "only one that is smaller is read"
+                )
         return found
 
     def _check(self, wanted: Mapping[str, Tensor]) -> int:

@@ -127,6 +127,18 @@ def test_a_block_head_that_does_not_fit_is_refused(
         load_head(saved.directory, target.model.config)
 
 
+def test_a_list_of_all_tokens_must_name_them_in_order(target: Tiny, tmp_path: Path) -> None:
+    saved = save_eagle3(tmp_path, has_draft_vocab=False)
+    with_tensor("d2t", torch.zeros(320, dtype=torch.int64))(saved.directory)
+    assert load_head(saved.directory, target.model.config).d2t is None
+    swapped = torch.zeros(320, dtype=torch.int64)
+    swapped[:2] = torch.tensor([1, -1])
+    with_tensor("d2t", swapped)(saved.directory)
+
+    with pytest.raises(BadCheckpoint, match="reorders"):
+        load_head(saved.directory, target.model.config)
+
+
 def test_pickles_are_not_read(target: Tiny, tmp_path: Path) -> None:
     saved = save_block_head(tmp_path)
     (saved.directory / "mask_embedding.pt").write_bytes(b"anything")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backend.config import EngineConfig
 from backend.models.interface import CausalModel
-from backend.speculate.proposers.ngram import NgramIndex, NgramProposer
+from backend.speculate.proposers.ngram import TRUSTED_MORE, NgramIndex, NgramProposer
 from tests.support.drafting_world import propose_input
 
 TEXTS = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -27,7 +27,7 @@ def searched(text: Sequence[int], lens: Sequence[int], num_drafts: int) -> list[
         for start in range(len(text) - length - 1, -1, -1):
             if length < len(text) and list(text[start : start + length]) == end:
                 grown = list(text)
-                for place in range(num_drafts):
+                for place in range(min(num_drafts, length + TRUSTED_MORE)):
                     grown.append(grown[start + length + place])
                 return grown[len(text) :]
     return []
@@ -55,7 +55,17 @@ def test_a_text_that_repeats_itself_is_drafted_in_full() -> None:
     index, text = NgramIndex((3, 2, 1)), [9, 7, 8, 7, 8, 7]
     index.extend(text)
 
-    assert index.find(text, 6) == [8, 7, 8, 7, 8, 7]
+    assert index.find(text, 9) == [8, 7, 8, 7, 8]
+
+
+def test_a_short_match_is_trusted_for_few_tokens() -> None:
+    index, text = NgramIndex((3, 2, 1)), [1, 2, 3, 4, 5, 6, 7, 1]
+    index.extend(text)
+    assert index.find(text, 9) == [2, 3, 4]
+
+    index.extend([*text, 2, 3])
+    assert index.find([*text, 2, 3], 9) == [4, 5, 6, 7, 1]
+    assert index.find([*text, 2, 3], 2) == [4, 5]
 
 
 def test_ids_of_a_large_vocabulary_do_not_collide() -> None:
