@@ -41,11 +41,12 @@ class RowKernels:
         """As the reference's; the order of a row's sum depends on its width alone."""
         dtype = x.dtype
         kind, weight_kind = KINDS.get(dtype), KINDS.get(weight.dtype)
-        others = (residual, out, residual_out)
         if (
             kind is None
             or weight_kind is None
-            or any(each is not None and each.dtype is not dtype for each in others)
+            or (residual is not None and residual.dtype is not dtype)
+            or (out is not None and out.dtype is not dtype)
+            or (residual_out is not None and residual_out.dtype is not dtype)
         ):
             return rms_norm_reference(
                 x,
@@ -64,8 +65,11 @@ class RowKernels:
             total = residual_out
         else:
             total = x if residual is None else torch.empty_like(x)
-        if x.shape[-1] != width or any(
-            each is not None and each.numel() != numel for each in (residual, normed, total)
+        if (
+            x.shape[-1] != width
+            or normed.numel() != numel
+            or total.numel() != numel
+            or (residual is not None and residual.numel() != numel)
         ):
             raise ValueError(f"rms_norm of {list(x.shape)} with a weight [{width}] does not fit")
         call = _NORM(
