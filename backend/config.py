@@ -115,7 +115,8 @@ class EngineConfig:
     proposer: str = "none"
     num_drafts_max: int = 0
     rejection: Rejection = Rejection.BLOCK
-    ngram_lens: tuple[int, ...] = (3, 2, 1)  # of ends of a text that are looked up, longest first
+    ngram_lens: tuple[int, ...] = (5, 3, 2, 1)  # of ends of a text that are looked up
+    suffix_tokens_max: int = 100_000  # of earlier answers that are remembered: 50 MB or so
     draft_path: str = ""  # directory of the draft head, for methods that have one
     is_draft_forced: bool = False  # use it even if it was made for another target
     shapes: ShapeSet = field(default_factory=ShapeSet)

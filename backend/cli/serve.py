@@ -22,7 +22,6 @@ DEFAULT_PORT = 8100
 CPU_QUANTIZATION = Quantization.INT8
 _NEEDED = ("torch", "safetensors", "tokenizers", "gguf", "jinja2")
 _DEFAULTS = EngineConfig()
-DRAFTS = 4
 _MIB = 1024 * 1024
 
 
@@ -93,14 +92,13 @@ _MIB = 1024 * 1024
     default=_DEFAULTS.proposer,
     show_default=True,
     metavar="METHOD",
-    help="Draft method: none, ngram, …; the text is the same with any.",
+    help="Draft method: none, ngram, suffix, …; the text is the same with any.",
 )
 @click.option(
     "--drafts",
-    type=click.IntRange(1, 64),
-    default=DRAFTS,
-    show_default=True,
-    help="Tokens drafted a round at most.",
+    type=click.IntRange(0, 64),
+    default=0,
+    help="Tokens drafted a round at most; 0 = 8 for ngram and suffix, 4 for the others.",
 )
 @click.option(
     "--draft", metavar="PATH", default="", help="Draft head or draft model of the method."
@@ -239,14 +237,14 @@ def engine_config(
     waiting: int,
     no_prefix_cache: bool,
     speculation: str = "none",
-    drafts: int = DRAFTS,
+    drafts: int = 0,
     draft: str = "",
     force_draft: bool = False,
 ) -> EngineConfig:
     """The options as the engine takes them, `auto` decided. Raises SetupError."""
     import torch
 
-    from backend.speculate.registry import check_method
+    from backend.speculate.registry import NUM_DRAFTS, NUM_DRAFTS_OTHERS, check_method
 
     check_method(speculation)
     if device == "auto":
@@ -258,7 +256,8 @@ def engine_config(
         chosen = Quantization.INT8
     elif quantization == "auto" and device == "cpu" and dtype == DType.BFLOAT16:
         chosen = CPU_QUANTIZATION
-    num_drafts = 0 if speculation == "none" else drafts
+    default = NUM_DRAFTS.get(speculation, NUM_DRAFTS_OTHERS)
+    num_drafts = 0 if speculation == "none" else drafts or default
     return EngineConfig(
         dtype=DType(dtype),
         quantization=chosen,

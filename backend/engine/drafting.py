@@ -208,7 +208,6 @@ class Drafting:
             tenants=[each.request.tenant for each in self._going_on],
             slot_ids=[each.slot for each in self._going_on],
             temperatures=self._temperatures_of(self._going_on, slots),
-            prompt_lens=[each.num_prompt_tokens for each in self._going_on],
             limits=[min(num_drafts, self._limit(each)) for each in self._going_on],
             step=self._num_steps,
         )
@@ -234,7 +233,6 @@ class Drafting:
             tenants=[sequence.request.tenant],
             slot_ids=[sequence.slot],
             temperatures=self._temperatures_of([sequence], slots),
-            prompt_lens=[sequence.num_prompt_tokens],
             limits=[min(num_drafts, self._limit(sequence)) if is_last else 0],
             start=piece.chunk.start,
             step=self._num_steps,

@@ -37,7 +37,6 @@ class ProposeInput:
     # [S] float32: drafts are drawn at these, and their probabilities told; 0: the likeliest is
     # taken. None: that is so for all.
     temperatures: Tensor | None = None
-    prompt_lens: Sequence[int] = ()  # of the real sequences: tokens of the history that were asked
     limits: Sequence[int] = ()  # of the real sequences: how many drafts may count, at most N
     step: int = 0  # of the engine: who is proposed for in two neighbouring ones had one round
 

@@ -10,11 +10,13 @@ from backend.models.interface import CausalModel
 from backend.speculate.proposers import dflash, dspark, eagle3
 from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.none import NoProposer
+from backend.speculate.proposers.suffix import SuffixProposer
 from backend.speculate.protocol import Proposer
 
 PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "none": NoProposer,
     "ngram": NgramProposer,
+    "suffix": SuffixProposer,
     "eagle3": eagle3.make,
     "dflash": dflash.make,
     "dspark": dspark.make,
@@ -22,6 +24,11 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
 
 # Methods whose draft is a head, trained for one target.
 HEAD_METHODS = (eagle3.Eagle3Proposer.name, dflash.DFlashProposer.name, dspark.DSparkProposer.name)
+
+
+# Tokens a round where nobody says how many: what was looked up is right in long runs or not at all.
+NUM_DRAFTS: Mapping[str, int] = {"none": 0, "ngram": 8, "suffix": 8}
+NUM_DRAFTS_OTHERS = 4
 
 
 def make_proposer(model: CausalModel, config: EngineConfig) -> Proposer:

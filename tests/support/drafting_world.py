@@ -107,7 +107,6 @@ def propose_input(
     histories: Sequence[Sequence[int]],
     limits: Sequence[int],
     *,
-    prompt_lens: Sequence[int] | None = None,
     tenants: Sequence[bytes] | None = None,
     pad: int = 0,
 ) -> ProposeInput:
@@ -124,6 +123,5 @@ def propose_input(
         histories=histories,
         tenants=tenants or [b""] * num,
         slot_ids=list(range(1, num + 1)),
-        prompt_lens=prompt_lens or [len(each) for each in histories],
         limits=limits,
     )

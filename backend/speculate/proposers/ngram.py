@@ -1,9 +1,10 @@
 """Prompt lookup: propose what followed the last few tokens when they stood in the text before.
 
 Saxena, Prompt Lookup Decoding (2023). The longest of the chosen lengths that is found counts, and
-of its places the most recent: on real answers that drafts more tokens than the first place does. A
-match close to the end of the text goes on in its own drafts, so a text that repeats itself is
-drafted in full length whatever its period is.
+of its places the most recent: on real answers more of that stands than of the first place. What
+is drafted is two tokens longer than the match that it rests on: behind one token that stood there
+before, verifying many costs more than it brings. A match close to the end of the text goes on in
+its own drafts, so a text that repeats itself is drafted in full length whatever its period is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from backend.models.interface import CausalModel, FeatureTap
 from backend.speculate.protocol import Proposal, ProposeInput
 from backend.speculate.text import proposal_of
 
+TRUSTED_MORE = 2  # tokens drafted beyond the length of a match
 _TOKEN_BITS = 21  # of an id in the key of an n-gram
 
 
@@ -45,7 +47,8 @@ class NgramIndex:
         self._num_indexed = len(text)
 
     def find(self, text: Sequence[int], num_drafts: int) -> list[int]:
-        """What followed the end of `text`, all of which has been noted; empty if it is new."""
+        """At most `num_drafts` of what followed the end of `text`, all of which has been noted;
+        empty if it is new."""
         for length, table in self._places.items():
             if length >= len(text):
                 continue
@@ -54,9 +57,10 @@ class NgramIndex:
                 key |= token_id << _TOKEN_BITS * place
             found = table.get(key)
             if found is not None:
-                drafts = list(text[found : found + num_drafts])
+                wanted = min(num_drafts, length + TRUSTED_MORE)
+                drafts = list(text[found : found + wanted])
                 period = len(text) - found
-                while len(drafts) < num_drafts:
+                while len(drafts) < wanted:
                     drafts.append(drafts[len(drafts) - period])
                 return drafts
         return []
