@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -186,12 +187,13 @@ def _pip_failed(file: WheelFile, said: str) -> str:
 
 
 def _bytes_seen(folder: Path) -> int:
+    """Of the largest wheel so far; pip moves files and folders about meanwhile."""
     sizes = [0]
-    for path in folder.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # pip has moved it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # leaves out a folder that has just gone
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(OSError):
+                    sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)
 
 
