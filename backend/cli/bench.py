@@ -238,7 +238,8 @@ def _measure(
     with progress.playing(levels, 2 if options.is_paired else 1) as shown:
         played, rounds = asyncio.run(_play(address, model, questions, levels, options, shown=shown))
     bandwidth.append(_bandwidth())
-    for each in played:
+    halves = [half for each in played for half in (each, each.plain) if half is not None]
+    for each in halves:
         if all(answer.failure for answer in each.answers):
             reason = each.answers[0].failure
             raise SetupError(f"at {each.level.label} every request failed; the first: {reason}")
@@ -259,9 +260,9 @@ def _measure(
         load_before=load_before,
         load_after=machine.load_average(),
         bandwidth=bandwidth,
-        levels=[summarize(each, options.seed) for each in played],
+        levels=[summarize(each, options.seed) for each in halves],
         answers=[
-            answer_row(each.level.label, answer) for each in played for answer in each.answers
+            answer_row(each.level.label, answer) for each in halves for answer in each.answers
         ],
         rounds=rounds,
         paired={

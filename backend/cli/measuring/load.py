@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,20 +26,25 @@ class Level:
     num_requests: int
     concurrency: int = 0  # closed loop
     rate: float = 0.0  # requests a second, Poisson; open loop
+    is_plain: bool = False  # the other half of a paired run: the same questions without drafts
 
     @property
     def label(self) -> str:
-        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g}/s"
+        load = f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g}/s"
+        return f"{load}, plain" if self.is_plain else load
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Answers in the order of their end; seconds from the first dispatch to the last byte."""
+    """Answers in the order of their end; seconds from the first dispatch to the last byte.
+
+    Of a pair each half has the seconds of its own answers.
+    """
 
     level: Level
     answers: Sequence[Answer]
     wall_s: float
-    plain: Sequence[Answer] = ()  # the same questions asked plainly, in the same order
+    plain: Played | None = None  # the same questions asked plainly, in the same order
 
 
 def arrival_times_s(rate: float, num_requests: int, seed: int) -> list[float]:
@@ -66,19 +71,23 @@ async def play(
     """
     assert plain is None or level.concurrency
     asked = [questions[idx % len(questions)] for idx in range(level.num_requests)]
-    began_at_s = time.monotonic()
-    pairs: list[tuple[Answer, Answer]] = []
     if plain is not None:
         pairs = await _paired(client, (ask, plain), asked, level.concurrency, on_done)
-        answers = [ours for ours, _ in pairs]
-    elif level.concurrency:
+        theirs = _half(replace(level, is_plain=True), [each for _, each in pairs])
+        return replace(_half(level, [each for each, _ in pairs]), plain=theirs)
+    began_at_s = time.monotonic()
+    if level.concurrency:
         answers = await _closed(client, ask, asked, level.concurrency, on_done)
     else:
         due = arrival_times_s(level.rate, level.num_requests, seed)
         answers = await _open(client, ask, asked, [began_at_s + each for each in due], on_done)
     ended_at_s = max((each.stamps.ended_at_s or began_at_s for each in answers), default=began_at_s)
-    wall_s = max(ended_at_s - began_at_s, 1e-9)
-    return Played(level, answers, wall_s, [theirs for _, theirs in pairs])
+    return Played(level, answers, max(ended_at_s - began_at_s, 1e-9))
+
+
+def _half(level: Level, answers: Sequence[Answer]) -> Played:
+    busy_s = sum(each.stamps.whole_s or 0.0 for each in answers)
+    return Played(level, answers, max(busy_s / level.concurrency, 1e-9))
 
 
 async def _closed(

@@ -126,12 +126,12 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
 def pair(played: Played, seed: int) -> Paired | None:
     """None where nothing was asked twice."""
-    if not played.plain:
+    if played.plain is None:
         return None
     rng = np.random.default_rng(seed)
     ratios: list[tuple[float, bool]] = []
     compared = identical = 0
-    for ours, plain in zip(played.answers, played.plain, strict=True):
+    for ours, plain in zip(played.answers, played.plain.answers, strict=True):
         if ours.failure or plain.failure:
             continue
         compared += 1

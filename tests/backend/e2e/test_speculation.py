@@ -156,6 +156,9 @@ def test_bench_asks_each_question_with_and_without_drafts(
     assert done.returncode == 0, done.stderr
     run = json.loads(written.read_bytes())
     assert "4 of 4" in done.stdout
+    labels = ["1 at once", "1 at once, plain", "2 at once", "2 at once, plain"]
+    assert [each["load"] for each in run["levels"]] == labels
+    assert len(run["answers"]) == 16
     for load in ("1 at once", "2 at once"):
         (rounds,) = run["rounds"][load]
         assert (rounds["method"], rounds["workload"]) == ("ngram", "chat/greedy")

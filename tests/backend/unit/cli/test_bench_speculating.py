@@ -140,7 +140,9 @@ def test_pairs_have_ratios_of_rates_and_a_share_of_same_texts() -> None:
     ours = [answer(varied, 1.0), answer(looping, 0.5), answer(varied + " more", 1.0)]
     theirs = [answer(varied, 1.5), answer(looping, 2.0), answer(varied, 1.2)]
     failed = replace(answer(varied, 1.0), failure="gone")
-    played = Played(Level(4, concurrency=1), [*ours, failed], 9.0, [*theirs, answer(varied, 1.0)])
+    level = Level(4, concurrency=1)
+    plainly = Played(level, [*theirs, answer(varied, 1.0)], 9.0)
+    played = Played(level, [*ours, failed], 9.0, plainly)
 
     found = pair(played, seed=1)
 
@@ -152,7 +154,7 @@ def test_pairs_have_ratios_of_rates_and_a_share_of_same_texts() -> None:
     assert found.ratio.value == pytest.approx(1.5, rel=1e-3)
     assert found.looping_ratio.value == pytest.approx(4.0, rel=1e-3)
     assert found.other_ratio.value == pytest.approx((1.5 + 1.2) / 2, rel=1e-3)
-    assert pair(replace(played, plain=()), seed=1) is None
+    assert pair(replace(played, plain=None), seed=1) is None
 
 
 def test_a_text_loops_when_a_third_of_its_pieces_stood_there_before() -> None:
@@ -188,4 +190,6 @@ def test_every_question_is_asked_both_ways_and_the_order_changes() -> None:
 
     assert [b'"off"' in body for body in bodies] == [True, False, False, True, True, False]
     assert [each.question for each in played.answers] == ["q0", "q1", "q2"]
-    assert [each.question for each in played.plain] == ["q0", "q1", "q2"]
+    assert played.plain is not None
+    assert [each.question for each in played.plain.answers] == ["q0", "q1", "q2"]
+    assert (played.level.label, played.plain.level.label) == ("1 at once", "1 at once, plain")
