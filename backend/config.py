@@ -117,6 +117,6 @@ class EngineConfig:
     rejection: Rejection = Rejection.BLOCK
     ngram_lens: tuple[int, ...] = (5, 3, 2, 1)  # of ends of a text that are looked up
     suffix_tokens_max: int = 100_000  # of earlier answers that are remembered: 50 MB or so
-    draft_path: str = ""  # directory of the draft head, for methods that have one
+    draft_path: str = ""  # the draft head or draft model, for methods that have one
     is_draft_forced: bool = False  # use it even if it was made for another target
     shapes: ShapeSet = field(default_factory=ShapeSet)

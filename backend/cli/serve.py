@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8100
 # What was measured as fastest on a CPU; a GPU runs the weights as they are.
 CPU_QUANTIZATION = Quantization.INT8
+DRAFT_MODEL = "draft_model"  # the draft method whose draft is a model like any other
 _NEEDED = ("torch", "safetensors", "tokenizers", "gguf", "jinja2")
 _DEFAULTS = EngineConfig()
 _MIB = 1024 * 1024
@@ -101,7 +102,10 @@ _MIB = 1024 * 1024
     help="Tokens drafted a round at most; 0 = 8 for ngram and suffix, 4 for the others.",
 )
 @click.option(
-    "--draft", metavar="PATH", default="", help="Draft head or draft model of the method."
+    "--draft",
+    metavar="PATH",
+    default="",
+    help="Draft head of the method, or its draft model, named as MODEL is.",
 )
 @click.option(
     "--force-draft", is_flag=True, help="Use a draft head even if it was made for another model."
@@ -167,7 +171,10 @@ def serve(
     environment = Environment.read()
     keys = environment.api_keys(api_key_env)
     check_reach(host, has_key=bool(keys), allows_anyone=allow_anyone)
-    choice = ModelStore(environment.models_folder).choose(model)
+    store = ModelStore(environment.models_folder)
+    choice = store.choose(model)
+    if engine_options["speculation"] == DRAFT_MODEL and engine_options["draft"]:
+        engine_options["draft"] = str(store.choose(str(engine_options["draft"])).path)
     name = served_name or choice.served_name
     sock, bound = listen(host, port)
     click.echo(f"Loading {name} from {choice.path} …")

@@ -111,6 +111,12 @@ def load_model(
     return LoadedModel(model, source.config, source.tokenizer_source, report)
 
 
+def read_description(path: str | Path) -> tuple[ModelConfig, TokenizerSource]:
+    """What a model is, without its weights. Raises UnsafeFormat or BadCheckpoint."""
+    source = _open(Path(path))
+    return source.config, source.tokenizer_source
+
+
 def context_len(config: ModelConfig, engine_config: EngineConfig) -> int:
     """Positions that will be used. Raises SetupError if the engine wants more than there are."""
     wanted = engine_config.context_len_max or config.context_len_max

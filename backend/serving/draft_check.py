@@ -6,9 +6,13 @@ import hashlib
 from pathlib import Path
 
 from backend.config import EngineConfig
+from backend.errors import SetupError
 from backend.models.fingerprint import weights_fingerprint
+from backend.models.loading import read_description
 from backend.serving.tokenizer import Tokenizer
+from backend.serving.tokenizer_files import load_tokenizer
 from backend.speculate.heads.identity import HeadIdentity, TargetIdentity, check_identity
+from backend.speculate.proposers.draft_model import DraftModelProposer
 from backend.speculate.registry import HEAD_METHODS
 
 _THINKING_SWITCH = "enable_thinking"  # the variable that templates read
@@ -36,7 +40,10 @@ def target_identity(path: Path, tokenizer: Tokenizer) -> TargetIdentity:
 
 
 def check_draft(path: Path, tokenizer: Tokenizer, config: EngineConfig) -> HeadIdentity | None:
-    """None without a head, or for one that says nothing. Raises SetupError for another target's."""
+    """None without a head, or for one that says nothing. Raises SetupError for another target's,
+    and for a draft model of another vocabulary."""
+    if config.draft_path and config.proposer == DraftModelProposer.name:
+        check_draft_model(Path(config.draft_path), tokenizer)
     if not config.draft_path or config.proposer not in HEAD_METHODS:
         return None
     return check_identity(
@@ -44,3 +51,21 @@ def check_draft(path: Path, tokenizer: Tokenizer, config: EngineConfig) -> HeadI
         target_identity(path, tokenizer),
         is_forced=config.is_draft_forced,
     )
+
+
+def check_draft_model(path: Path, target: Tokenizer) -> None:
+    """Raises SetupError unless the model at `path` means the same by every id as the target."""
+    _, source = read_description(path)
+    draft = load_tokenizer(source)
+    if draft.vocab_size != target.vocab_size:
+        raise SetupError(
+            f"the draft model in {path} has a vocabulary of {draft.vocab_size} tokens, the model "
+            f"has {target.vocab_size}; a draft model must have the same one"
+        )
+    for token_id in range(target.vocab_size):
+        theirs, ours = draft.token_bytes(token_id), target.token_bytes(token_id)
+        if theirs != ours:
+            raise SetupError(
+                f"the draft model in {path} means {theirs!r} by token {token_id}, the model means "
+                f"{ours!r}; a draft model must have the same vocabulary"
+            )

@@ -8,6 +8,7 @@ from backend.config import EngineConfig
 from backend.errors import SetupError
 from backend.models.interface import CausalModel
 from backend.speculate.proposers import dflash, dspark, eagle3
+from backend.speculate.proposers.draft_model import DraftModelProposer
 from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.none import NoProposer
 from backend.speculate.proposers.suffix import SuffixProposer
@@ -17,6 +18,7 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "none": NoProposer,
     "ngram": NgramProposer,
     "suffix": SuffixProposer,
+    "draft_model": DraftModelProposer.make,
     "eagle3": eagle3.make,
     "dflash": dflash.make,
     "dspark": dspark.make,

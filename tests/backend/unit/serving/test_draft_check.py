@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from backend.config import DType, EngineConfig, ModelConfig
 from backend.errors import SetupError
 from backend.models.loading import TokenizerSource, load_model
-from backend.serving.draft_check import target_identity, text_fingerprint
+from backend.serving.draft_check import check_draft_model, target_identity, text_fingerprint
 from backend.serving.loading import load_served
 from backend.serving.tokenizer_files import load_tokenizer
 from backend.speculate.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -97,3 +98,29 @@ def test_a_head_of_another_target_does_not_start_the_server(
     load_served(directory, replace(config, is_draft_forced=True)).engine.close()
     # What other methods are given a path for is no head.
     load_served(directory, replace(config, proposer="ngram")).engine.close()
+
+
+def test_a_draft_model_must_mean_the_same_by_every_token(directory: Path, tmp_path: Path) -> None:
+    target = load_tokenizer(TokenizerSource("hf_directory", directory, {}))
+    for file in directory.iterdir():
+        shutil.copy(file, tmp_path / file.name)
+    check_draft_model(tmp_path, target)
+
+    raw = json.loads((tmp_path / "tokenizer.json").read_text())
+    raw["added_tokens"][-1]["content"] += "!"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(SetupError, match=r"means b'.*!' by token \d+, the model means b'"):
+        check_draft_model(tmp_path, target)
+
+    raw["added_tokens"].pop()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(SetupError, match=r"a vocabulary of \d+ tokens, the model has \d+"):
+        check_draft_model(tmp_path, target)
+
+
+def test_a_draft_model_of_the_same_vocabulary_is_served(directory: Path) -> None:
+    config = replace(CONFIG, proposer="draft_model", num_drafts_max=3, draft_path=str(directory))
+
+    loaded = load_served(directory, config)
+
+    assert loaded.engine.load().speculation.method == "draft_model"
