@@ -14,6 +14,8 @@ from backend.speculate.protocol import Proposal, ProposeInput
 from tests.support.drafting_world import GuessingProposer, TappedProposer, knowing
 from tests.support.engine_world import EngineWorld, MakeWorld, Tiny, bytes_for, random_prompt
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 TOLERANCE = 1e-4
 TAPS = (FeatureTap(1, "in"), FeatureTap(1, "out"), FeatureTap(0, "in"))
 
@@ -64,7 +66,6 @@ def test_any_drafts_give_the_same_text_in_any_batch(
     assert (num_rounds == 7 * 20) == (hit_rate == 0.0)
 
 
-@pytest.mark.slow
 def test_preempted_sequences_go_on_drafting(tiny: Tiny, make_world: MakeWorld) -> None:
     asked = [random_prompt(random.Random(seed), 10) for seed in range(4)]
     written = texts(tiny, asked, 40)

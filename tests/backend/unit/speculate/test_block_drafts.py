@@ -14,6 +14,8 @@ from tests.support.draft_references import BlockRules
 from tests.support.draft_rounds import Rounds, States, play, poison
 from tests.support.engine_world import Tiny
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 DFLASH = BlockRules(MASK_TOKEN)
 ANCHORED = BlockRules(MASK_TOKEN, samples_from_anchor=True)
 WINDOWS = dimensions(num_layers=2, windows=(6, 0))
@@ -59,7 +61,6 @@ def test_drafts_are_those_of_the_formulas(
         check_drafts(rounds, saved, reference)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dflash", "dspark"])
 def test_sequences_do_not_disturb_each_other(
     target: Tiny, states: States, tmp_path: Path, method: str

@@ -14,6 +14,8 @@ from tests.support.draft_references import Eagle3Rules
 from tests.support.draft_rounds import Rounds, States, play, poison
 from tests.support.engine_world import Tiny
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "norm-before-residual": {"rules": Eagle3Rules(is_norm_before_residual=True)},
@@ -44,7 +46,6 @@ def test_drafts_are_those_of_the_formulas(
         check_drafts(rounds, saved, reference)
 
 
-@pytest.mark.slow
 def test_sequences_do_not_disturb_each_other(target: Tiny, states: States, tmp_path: Path) -> None:
     saved = save_eagle3(tmp_path)
     proposer = proposer_of(target, saved, ops=select("cpu"))  # this machine's own kernels

@@ -27,6 +27,8 @@ from tests.support.engine_world import (
     tiny_engine_config,
 )
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 METHODS = ("eagle3", "dflash", "dspark")
 RULES = {
     "eagle3": None,
@@ -128,7 +130,6 @@ def test_the_text_is_the_plain_one(
     assert num_rounds < NUM_TOKENS * batch, "not one draft was accepted"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantization", list(Quantization))
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_the_plain_one_for_every_number_of_drafts(
@@ -154,7 +155,6 @@ def test_the_text_is_the_plain_one_for_every_number_of_drafts(
             assert found == expected[:batch], f"{num_drafts} drafts, batch {batch}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_in_the_engine_are_those_of_the_formulas(
     target: Tiny, states: States, tmp_path: Path, method: str

@@ -38,6 +38,8 @@ from tests.support.draft_references import BlockRules
 from tests.support.draft_rounds import Rounds, States, poison
 from tests.support.engine_world import Tiny
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 WINDOWS = dimensions(num_layers=2, windows=(5, 0))
 RULES = {
     "eagle3": None,
