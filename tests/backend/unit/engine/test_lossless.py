@@ -18,6 +18,7 @@ from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.suffix import SuffixProposer
 from backend.speculate.protocol import Proposer
 from kernels.dispatch import build, select
+from tests.backend.unit.engine.test_no_host_sync import guard
 from tests.support.engine_world import (
     EngineWorld,
     Tiny,
@@ -251,3 +252,21 @@ def _changes(cache: str, bench: Bench) -> dict[str, Any]:
     if cache == "roomy":
         return {}
     return {"context_len_max": 80, "kv_cache_bytes": bytes_for(bench.target, NUM_BLOCKS_TIGHT)}
+
+
+@pytest.mark.parametrize("kind", ["float32"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}], ids=["greedy", "drawn"])
+def test_no_method_reads_a_value_of_the_device(
+    bench: Bench, kind: str, method: str, params: dict[str, Any]
+) -> None:
+    """What is looked up is looked up in what the host has been told already."""
+    world = bench.world(method, 4)
+    kinds, caught = guard(world)
+    _one_by_one(world, {"max_tokens": 20, **bias_for(method), **params})
+    world.run()
+
+    assert caught == []
+    assert kinds
+    (figures,) = world.engine.load().speculation.figures
+    assert figures.num_drafts > 0
