@@ -144,7 +144,7 @@ def test_a_few_thousand_answers_look_like_the_target_s(
     """A gross error of the wiring shows here already."""
     engine = engine_of(tiny, make, rejection=rejection)
 
-    texts = draws(engine, 1500)
+    texts = draws(engine, 500)
 
     assert pvalue(texts, distribution(tiny)) > 1e-4
 

@@ -199,6 +199,7 @@ CASES = pairwise(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_any_two_circumstances_together_change_nothing(
@@ -224,6 +225,22 @@ def test_any_two_circumstances_together_change_nothing(
         for mine, theirs in zip(answer.logprobs, plain[name].logprobs, strict=True):
             assert mine.token_id == theirs.token_id
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["float32"])
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_with_different_wishes_come_and_go_together(
+    bench: Bench, kind: str, method: str
+) -> None:
+    """The shortest of the comparisons above, for everyday."""
+    found = []
+    for name in (None, method):
+        world = bench.world(name, 3 if name else 0)
+        _wishes(world, {**bias_for(method), "max_tokens": 16, "temperature": 0.9, "seed": 2})
+        world.run()
+        found.append([answer.token_ids for answer in world.answers.values()])
+
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", ["float32"])
