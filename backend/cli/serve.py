@@ -99,7 +99,7 @@ _MIB = 1024 * 1024
     "--drafts",
     type=click.IntRange(0, 64),
     default=0,
-    help="Tokens drafted a round at most; 0 = 8 for ngram and suffix, 4 for the others.",
+    help="Tokens drafted a round at most; 0 = 5 for ngram and suffix, 4 for the others.",
 )
 @click.option(
     "--draft",

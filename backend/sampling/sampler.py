@@ -53,6 +53,11 @@ class BatchTraits:
     num_top_logprobs: int = 0  # at least what any of them asked for
 
     @property
+    def is_plain_greedy(self) -> bool:
+        """The largest of the model's own logits, and nothing else, is chosen for all."""
+        return self.is_all_greedy and not self.has_bias and not self.is_counting
+
+    @property
     def is_counting(self) -> bool:
         return self.has_repetition or self.has_subtraction
 
@@ -189,7 +194,7 @@ class Sampler:
         counts: Tensor | None = None,
     ) -> Tensor:
         """The tokens [R] alone. `counts` [R, V] int32 stand in for the committed ones."""
-        if traits.is_all_greedy and not (traits.has_bias or traits.is_counting):
+        if traits.is_plain_greedy:
             return self.ops.sample(logits, positions)  # without a temperature, noise is not read
         tokens = []
         for rows in self._chunks(logits.shape[0]):

@@ -115,7 +115,7 @@ class _Asked:
 def _match(asked: _Asked) -> tuple[Tensor, Tensor]:
     """Sample-and-match: tokens [S, N + 1] and how many of them stand [S]."""
     proposal, place = asked.proposal, asked.places()
-    tokens = _choose(asked, asked.positions.unsqueeze(1) + place)
+    tokens = _choose(asked, place)
     is_match = (tokens[:, :-1] == proposal.token_ids) & (
         place[:-1] < proposal.num_valid.unsqueeze(1)
     )
@@ -123,9 +123,14 @@ def _match(asked: _Asked) -> tuple[Tensor, Tensor]:
     return torch.where(place < num_tokens.unsqueeze(1), tokens, 0), num_tokens
 
 
-def _choose(asked: _Asked, positions: Tensor) -> Tensor:
-    """The target's own tokens at `positions`, [S, N + 1] both."""
+def _choose(asked: _Asked, place: Tensor) -> Tensor:
+    """The target's own tokens [S, N + 1]."""
     logits, slots, sampler, traits = asked.logits, asked.slots, asked.sampler, asked.traits
+    if traits.is_plain_greedy:
+        rows = logits.flatten(0, 1)
+        # Noise is not read, so it may be anything.
+        return sampler.ops.sample(rows, rows[:, 0]).view(logits.shape[:2])
+    positions = asked.positions.unsqueeze(1) + place
     if traits.is_counting:
         in_turn = [
             sampler.choose(logits[:, row], slots, positions[:, row], traits, counts)

@@ -184,7 +184,7 @@ def test_drafts_have_rows_of_their_own() -> None:
     assert (made.proposer, made.num_drafts_max) == ("ngram", 6)
     assert made.rows_max == EngineConfig().rows_max + 60
     assert config(speculation="none", drafts=6).num_drafts_max == 0
-    assert config(speculation="ngram").num_drafts_max == 8
+    assert config(speculation="ngram").num_drafts_max == 5
     assert config(speculation="eagle3").num_drafts_max == 4
 
 
