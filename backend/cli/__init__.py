@@ -10,6 +10,7 @@ from backend.cli.bench import bench
 from backend.cli.models import models
 from backend.cli.own_packages import check_own_packages
 from backend.cli.serve import serve
+from backend.cli.train import train
 from backend.errors import BackendError
 
 EXIT_SETUP = 3  # something is missing or wrong on this machine
@@ -26,7 +27,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, models, bench):
+for command in (serve, models, bench, train):
     cli.add_command(command)
 
 

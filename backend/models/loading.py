@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from backend.config import EngineConfig, ModelConfig, Quantization
 from backend.errors import BadCheckpoint, SetupError, UnsafeFormat
@@ -115,6 +116,22 @@ def read_description(path: str | Path) -> tuple[ModelConfig, TokenizerSource]:
     """What a model is, without its weights. Raises UnsafeFormat or BadCheckpoint."""
     source = _open(Path(path))
     return source.config, source.tokenizer_source
+
+
+def read_tensors(path: str | Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Some of a model's weights, float32 on the CPU, by their Hugging Face names.
+
+    Raises UnsafeFormat or BadCheckpoint, for a name that is not there too.
+    """
+    checkpoint = _open(Path(path)).checkpoint
+    stored = checkpoint.tensors()
+    found = {}
+    for name in names:
+        if name not in stored:
+            raise BadCheckpoint(f"{checkpoint.path}: there is no tensor {name}")
+        found[name] = torch.empty(stored[name].shape, dtype=torch.float32)
+        checkpoint.read_into(name, found[name])
+    return found
 
 
 def context_len(config: ModelConfig, engine_config: EngineConfig) -> int:

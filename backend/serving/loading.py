@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,10 +11,11 @@ import torch
 from backend.config import EngineConfig
 from backend.engine.engine import Engine
 from backend.errors import OutOfMemory
-from backend.models.loading import load_model
+from backend.models.loading import LoadedModel, load_model
 from backend.serving.draft_check import check_draft
 from backend.serving.prompting import TextSide
 from backend.serving.service import Loaded
+from backend.serving.tokenizer import Tokenizer
 from backend.serving.tokenizer_files import load_tokenizer
 from kernels import native
 
@@ -40,22 +41,45 @@ def load_served(path: Path, config: EngineConfig) -> Loaded:
         raise
 
 
-def _load(path: Path, config: EngineConfig) -> Loaded:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model on its device with its text side; engines are made of it."""
+
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    text: TextSide
+    config: EngineConfig
+
+    @property
+    def context_len(self) -> int:
+        return self.config.context_len_max or self.loaded.config.context_len_max
+
+    def make_engine(self) -> Engine:
+        # Chat models often name their end of a turn beside the tokenizer only.
+        ends = dict.fromkeys(self.loaded.config.eos_token_ids + self.tokenizer.end_token_ids)
+        return Engine(self.loaded.model, self.config, tuple(ends))
+
+
+def prepare(path: Path, config: EngineConfig) -> Prepared:
+    """Loads a model for this thread. Raises SetupError."""
     config = replace(config, num_threads=config.num_threads or cores_to_use())
     torch.set_num_threads(config.num_threads)
     loaded = load_model(path, config)
     native.set_num_threads(config.num_threads)
     tokenizer = load_tokenizer(loaded.tokenizer_source)
-    check_draft(path, tokenizer, config)
-    # Chat models often name their end of a turn beside the tokenizer only.
-    ends = dict.fromkeys(loaded.config.eos_token_ids + tokenizer.end_token_ids)
-    engine = Engine(loaded.model, config, tuple(ends))
-    report = loaded.report
+    return Prepared(loaded, tokenizer, TextSide(tokenizer), config)
+
+
+def _load(path: Path, config: EngineConfig) -> Loaded:
+    prepared = prepare(path, config)
+    check_draft(path, prepared.tokenizer, config)
+    engine = prepared.make_engine()
+    report = prepared.loaded.report
     return Loaded(
         engine=engine,
-        text=TextSide(tokenizer),
-        model=loaded.config,
-        config=config,
+        text=prepared.text,
+        model=prepared.loaded.config,
+        config=prepared.config,
         context_len=engine.context_len_max,
         notes={
             "file_format": report.file_format,

@@ -110,16 +110,23 @@ class DSparkHead(DFlashHead):
     def block_logits(self, states: Tensor, previous: Tensor) -> Tensor:
         """States [..., R, H] of the slots that draft, and the token before each [..., R] → float32
         [..., R, Vd]. Teacher-forced: in training `previous` is the text."""
-        logits = self.project(states)
+        latents = self.latents(states, previous)
+        if self.markov_head is None or latents is None:
+            return self.project(states)
+        bias: Tensor = self.markov_head.markov_w2(latents)
+        return self.project(states) + bias.float()
+
+    def latents(self, states: Tensor, previous: Tensor) -> Tensor | None:
+        """[..., R, r]: what `markov_w2` projects, slot after slot; None without a Markov head."""
         if self.markov_head is None:
-            return logits
-        memory, biases = self.markov_head.start(states[..., 0, :]), []
+            return None
+        memory, made = self.markov_head.start(states[..., 0, :]), []
         for slot in range(states.shape[-2]):
             latent, memory = self.markov_head.latent(
                 previous[..., slot], states[..., slot, :], memory
             )
-            biases.append(self.markov_head.markov_w2(latent).float())
-        return logits + torch.stack(biases, -2)
+            made.append(latent)
+        return torch.stack(made, -2)
 
     def confidence_logits(self, states: Tensor, previous: Tensor) -> Tensor:
         """[..., R] float32: the log-odds that each slot's draft is accepted if those before are.
