@@ -14,7 +14,7 @@ import msgspec
 DEPTH_MAX = 64
 NODES_MAX = 100_000
 MEMBERS_MAX = 1_000
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024
 
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING_DECODER = msgspec.json.Decoder(str)
