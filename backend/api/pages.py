@@ -88,6 +88,9 @@ async def show_load(server: Server, exchange: Exchange) -> None:
     figures = dataclasses.asdict(load)
     steps = figures.pop("decode_step_s")
     figures["speculation"] = _speculation_json(load.speculation)
+    figures["speculation"]["acceptance_checks"] = [
+        dataclasses.asdict(each) for each in service.acceptance_checks
+    ]
     await send_json(
         exchange,
         {
@@ -129,7 +132,7 @@ def _speculation_json(load: SpeculationLoad) -> dict[str, Any]:
 
 async def show_metrics(server: Server, exchange: Exchange) -> None:
     service = server.service
-    body = service.metrics.exposition(service.load)
+    body = service.metrics.exposition(service.load, service.acceptance_checks)
     await exchange.answer(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], body)
 
 

@@ -15,6 +15,8 @@ from backend.config import DType, EngineConfig, Quantization
 from backend.errors import SetupError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from backend.serving.service import Loaded
 
 DEFAULT_PORT = 8100
@@ -90,10 +92,11 @@ _MIB = 1024 * 1024
 )
 @click.option(
     "--speculation",
-    default=_DEFAULTS.proposer,
+    default="auto",
     show_default=True,
     metavar="METHOD",
-    help="Draft method: none, ngram, suffix, …; the text is the same with any.",
+    help="Draft method: none, ngram, suffix, dspark, …; the text is the same with any. auto = that "
+    "of a head which comes with this package for MODEL, else none.",
 )
 @click.option(
     "--drafts",
@@ -105,7 +108,8 @@ _MIB = 1024 * 1024
     "--draft",
     metavar="PATH",
     default="",
-    help="Draft head of the method, or its draft model, named as MODEL is.",
+    help="Draft head of the method (else one that comes with this package), or its draft model, "
+    "named as MODEL is.",
 )
 @click.option(
     "--force-draft", is_flag=True, help="Use a draft head even if it was made for another model."
@@ -184,6 +188,7 @@ def serve(
     from backend.serving.job import TimeLimits
     from backend.serving.loading import load_served
 
+    engine_options = with_bundled_head(engine_options, choice.path)
     config = engine_config(**engine_options)  # type: ignore[arg-type]  # click has checked them
     options = ServeOptions(
         served_name=name,
@@ -202,6 +207,22 @@ def serve(
         sys.stdout.flush()
 
     run_in_uvloop(serve_model(options, lambda: load_served(choice.path, config), sock, ready))
+
+
+def with_bundled_head(options: dict[str, object], target: Path) -> dict[str, object]:
+    """`auto` decided, and a head for a method that needs one. Raises SetupError without any."""
+    from backend.speculate.bundled import AUTO, choose
+    from backend.speculate.registry import HEAD_METHODS
+
+    method = str(options["speculation"])
+    if options["draft"] or method not in (AUTO, *HEAD_METHODS):
+        if method == AUTO:
+            raise SetupError("--draft needs a method beside it; say which: --speculation METHOD")
+        return options
+    head = choose(method, target)
+    if head is None:
+        return {**options, "speculation": "none"}
+    return {**options, "speculation": head.method, "draft": str(head.directory)}
 
 
 def check_installed() -> None:

@@ -106,6 +106,18 @@ _COMMON = (
         help="Seconds between checkpoints.",
     ),
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    click.option(
+        "--distil",
+        type=click.FloatRange(0.0, 10.0),
+        default=0.0,
+        show_default=True,
+        help="Weight of the target's whole distribution, beside the published loss.",
+    ),
+    click.option(
+        "--start-from",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="A head whose weights are taken where they fit.",
+    ),
     click.option("--int8", is_flag=True, help="Write the head's matrices as int8."),
     click.option(
         "--quantization",
@@ -233,6 +245,8 @@ def _train(method: str, *, target: str, data: Path, out: Path, **options: Any) -
         checkpoint_s=options["checkpoint"],
         seed=options["seed"],
         is_int8=options["int8"],
+        distil=options["distil"],
+        start_from=options["start_from"],
     )
     try:
         counts = train(job, config, _show())

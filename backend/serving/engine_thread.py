@@ -71,8 +71,15 @@ class _Open:
 class EngineThread:
     """All methods but `load` and the states belong to the event loop's thread."""
 
-    def __init__(self, make_engine: Callable[[], EngineApi], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], EngineApi],
+        metrics: Metrics,
+        watch: Callable[[EngineLoad], None] = lambda load: None,
+    ) -> None:
+        """`watch`: is shown the engine's load after every step, in the engine's thread."""
         self._make_engine = make_engine
+        self._watch = watch
         self.metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
@@ -223,7 +230,8 @@ class EngineThread:
             self._step_began_at_s = None
             if events:
                 self._post(self._deliver, events)
-        self.load = engine.load()
+        self.load = load = engine.load()
+        self._watch(load)
 
     def _obey(self, engine: EngineApi) -> bool:
         """Take all commands that wait; sleep for one if there is nothing else to do."""

@@ -72,7 +72,7 @@ def prepare(path: Path, config: EngineConfig) -> Prepared:
 
 def _load(path: Path, config: EngineConfig) -> Loaded:
     prepared = prepare(path, config)
-    check_draft(path, prepared.tokenizer, config)
+    head = check_draft(path, prepared.tokenizer, config)
     engine = prepared.make_engine()
     report = prepared.loaded.report
     return Loaded(
@@ -86,6 +86,7 @@ def _load(path: Path, config: EngineConfig) -> Loaded:
             "weight_bytes": report.weight_bytes,
             "load_s": round(report.load_s, 3),
         },
+        head=head,
     )
 
 

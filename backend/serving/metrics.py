@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backend.engine.interface import EngineLoad
+from backend.serving.acceptance_alarm import AcceptanceCheck
 from backend.serving.round_metrics import RoundCollector
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -82,8 +85,8 @@ class Metrics:
             "backend_tokens_per_second", "Generated now, all sequences.", registry=registry
         )
 
-    def exposition(self, load: EngineLoad | None) -> bytes:
-        """Prometheus text; the gauges show `load`."""
+    def exposition(self, load: EngineLoad | None, checks: Sequence[AcceptanceCheck] = ()) -> bytes:
+        """Prometheus text; the gauges show `load` and `checks`."""
         if load is not None:
             self._running.set(load.num_running)
             self._waiting.set(load.num_waiting)
@@ -92,4 +95,5 @@ class Metrics:
             self._preemptions.set(load.num_preemptions)
             self._tokens_per_s.set(load.tokens_per_s)
             self._rounds.load = load.speculation
+            self._rounds.checks = checks
         return generate_latest(self.registry)

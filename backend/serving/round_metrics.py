@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from backend.engine.interface import RoundFigures, SpeculationLoad
+from backend.serving.acceptance_alarm import AcceptanceCheck
 
 _LABELS = ("method", "model", "workload")
 # Name without its prefix, what it says, how it is read.
@@ -34,11 +35,12 @@ _GAUGES: tuple[tuple[str, str, Callable[[RoundFigures], float | None]], ...] = (
 
 
 class RoundCollector(Collector):
-    """`load` is what is shown; the gauges are over all since the start."""
+    """`load` and `checks` are shown; the gauges of rounds are over all since the start."""
 
     def __init__(self) -> None:
         self.model = ""
         self.load = SpeculationLoad()
+        self.checks: Sequence[AcceptanceCheck] = ()
 
     def collect(self) -> Iterable[Metric]:
         for name, said, read in _COUNTERS:
@@ -61,6 +63,14 @@ class RoundCollector(Collector):
                 if value is not None:
                     gauge.add_metric(self._labels(each), value)
             yield gauge
+        low = GaugeMetricFamily(
+            "backend_speculation_acceptance_low",
+            "1: far fewer drafts are accepted than the head's file says.",
+            labels=_LABELS,
+        )
+        for check in self.checks:
+            low.add_metric((self.load.method, self.model, check.workload), float(check.is_low))
+        yield low
 
     def _labels(self, figures: RoundFigures) -> tuple[str, str, str]:
         return figures.method, self.model, figures.workload

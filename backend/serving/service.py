@@ -13,10 +13,12 @@ from backend.config import EngineConfig, ModelConfig
 from backend.engine.interface import EngineLoad, EngineRequest, SpeculationWish
 from backend.errors import RequestFailed, RequestTimedOut, SetupError, Unavailable
 from backend.sampling.params import SamplingParams
+from backend.serving.acceptance_alarm import AcceptanceAlarm, AcceptanceCheck
 from backend.serving.engine_thread import EngineApi, EngineThread
 from backend.serving.job import Job, TimeLimits
 from backend.serving.metrics import Metrics
 from backend.serving.prompting import TextSide
+from backend.speculate.heads.identity import HeadIdentity
 
 log = structlog.get_logger()
 
@@ -49,6 +51,7 @@ class Loaded:
     config: EngineConfig  # as the engine runs it: no zeros left that mean a default
     context_len: int
     notes: dict[str, object]  # of the load, for /health
+    head: HeadIdentity | None = None  # what the draft head says of itself, if there is one
 
 
 class LoadModel(Protocol):
@@ -70,11 +73,17 @@ class Service:
         self._loaded: Loaded | None = None
         self._is_warm = False
         self._is_draining = False
-        self._thread = EngineThread(self._make_engine, Metrics())  # the warm-up's, thrown away
+        self._alarm = AcceptanceAlarm(None)
+        # The warm-up's metrics are thrown away.
+        self._thread = EngineThread(self._make_engine, Metrics(), self._watch)
 
     def _make_engine(self) -> EngineApi:
         self._loaded = self._load_model()
+        self._alarm = AcceptanceAlarm(self._loaded.head)
         return self._loaded.engine
+
+    def _watch(self, load: EngineLoad) -> None:
+        self._alarm.observe(load.speculation)
 
     @property
     def status(self) -> Status:
@@ -97,6 +106,11 @@ class Service:
     @property
     def load(self) -> EngineLoad | None:
         return self._thread.load
+
+    @property
+    def acceptance_checks(self) -> tuple[AcceptanceCheck, ...]:
+        """Of the draft head, one for each kind of work that its file tells a rate of."""
+        return self._alarm.checks
 
     @property
     def loaded(self) -> Loaded:

@@ -101,6 +101,32 @@ def start_from_target(head: DraftHead, path: Path, target: ModelConfig) -> None:
                 layer.hidden_norm.weight.copy_(stored[f"{at}input_layernorm.weight"])
 
 
+def start_from_head(head: DraftHead, other: DraftHead) -> None:
+    """Takes over what both have in one shape: a head of the same method that learnt less, or one
+    of another method whose layers are alike.
+
+    Raises SetupError if their layers are not, or their draft vocabularies differ.
+    """
+    own, theirs = head.own_state(), other.own_state()
+    layers = [name for name in own if name.startswith(("layers.", "fc."))]
+    unlike = [
+        name for name in layers if name not in theirs or theirs[name].shape != own[name].shape
+    ]
+    if unlike:
+        raise SetupError(
+            f"the head to start from has no {unlike[0]} of shape {list(own[unlike[0]].shape)}; "
+            "start from one of the same method and size"
+        )
+    if head.d2t is not None:
+        if other.d2t is None or other.d2t.shape != head.d2t.shape:
+            raise SetupError("the head to start from has a draft vocabulary of another size")
+        head.d2t.copy_(other.d2t)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in theirs and theirs[name].shape == tensor.shape:
+                tensor.copy_(theirs[name])
+
+
 def _parts(target: ModelConfig) -> tuple[str, ...]:
     norms = ("self_attn.q_norm", "self_attn.k_norm") if target.has_qk_norm else ()
     return _PARTS + norms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from backend.serving.draft_check import target_identity
 from backend.serving.loading import Prepared, prepare
 from backend.speculate.heads.base import DraftHead
 from backend.speculate.heads.identity import HeadIdentity, TargetIdentity, write_identity
+from backend.speculate.heads.loading import load_head
 from backend.speculate.heads.saving import save_head
 from backend.train import dflash, dspark, eagle3
 from backend.train.answers import AnswerFile, regenerate
@@ -29,6 +30,7 @@ from backend.train.new_head import (
     Method,
     default_layer_ids,
     new_head,
+    start_from_head,
     start_from_target,
 )
 from backend.train.prompts.files import read_prompts
@@ -78,6 +80,8 @@ class TrainJob:
     checkpoint_s: float
     seed: int
     is_int8: bool
+    distil: float = 0.0  # weight of the target's whole distribution, beside the published loss
+    start_from: Path | None = None  # a head whose weights are taken where they fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,8 @@ def _head(
     model, target = prepared.loaded.model, prepared.loaded.config
     head = new_head(plan, target, token_counts(texts, target.vocab_size), job.seed)
     start_from_target(head, job.target, target)
+    if job.start_from is not None:
+        start_from_head(head, load_head(job.start_from, target))
     device = torch.device(prepared.config.device)
     head.to(device)
     with torch.inference_mode():
@@ -184,7 +190,7 @@ def _head(
 def _train_plan(job: TrainJob, plan: HeadPlan, dtype: torch.dtype) -> TrainPlan:
     settings = LossSettings(
         num_drafts=plan.num_drafts,
-        weights=_WEIGHTS[job.method],
+        weights=replace(_WEIGHTS[job.method], soft=_WEIGHTS[job.method].soft + job.distil),
         decay=_DECAY[job.method],
         anchor_share=job.anchor_share,
         dtype=dtype,

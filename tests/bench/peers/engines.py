@@ -59,6 +59,7 @@ class ServerEngine:
     address: Address
     model: str
     extra: dict[str, object] = field(default_factory=dict)
+    is_eos_ignored: bool = True
 
     def ask(self, question: Question, max_tokens: int) -> Answer:
         async def run() -> Answer:
@@ -90,7 +91,7 @@ class ServerEngine:
         return Ask(
             model=self.model,
             max_tokens=max_tokens,
-            is_eos_ignored=True,
+            is_eos_ignored=self.is_eos_ignored,
             timeout_s=600.0,
             headers={TENANT_HEADER: f"peers-{next(_numbers)}"},
             extra=self.extra,
@@ -129,7 +130,9 @@ def ours(model: Path, mode: str, threads: int, options: Sequence[str]) -> Iterat
 
 
 @contextlib.contextmanager
-def llama_cpp(server: Path, model: Path, threads: int, streams: int) -> Iterator[ServerEngine]:
+def llama_cpp(
+    server: Path, model: Path, threads: int, streams: int, more: Sequence[str] = ()
+) -> Iterator[ServerEngine]:
     """`llama-server` of a native build, without its prompt cache."""
     port = free_port()
     command = [
@@ -137,6 +140,7 @@ def llama_cpp(server: Path, model: Path, threads: int, streams: int) -> Iterator
         *("--threads", str(threads), "--threads-batch", str(threads)),
         *("--parallel", str(streams), "--ctx-size", str(CONTEXT_LEN * streams)),
         *("--cache-ram", "0"),
+        *more,
     ]
     with running(command, port, os.environ) as child:
         yield ServerEngine(
