@@ -6,9 +6,11 @@ states is as dear as training on them. What does not fit into the limit is compu
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,35 +32,59 @@ class StateStore:
         folder = directory / hashlib.sha256(key.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         self._data, self._index = folder / "states.bin", folder / "states.jsonl"
-        self._read_index()
+        self._data.touch()
+        self._index.touch()
+        self._read_to = 0  # of the index, in bytes
+        with self._locked():
+            self._read_index()
 
     def of(self, text: Text) -> States:
         digest = _digest(text.token_ids)
+        if digest not in self._places:
+            # Another head's training may have come by here meanwhile.
+            with self._locked():
+                self._read_index()
         place = self._places.get(digest)
         if place is not None:
             return self._read(place)
         states = self._teacher.read(text.token_ids)
-        self._keep(digest, states)
+        with self._locked():
+            self._read_index()
+            if digest not in self._places:
+                self._keep(digest, states)
         return states
 
     def of_all(self, texts: Sequence[Text]) -> list[States]:
         return [self.of(each) for each in texts]
 
     def _keep(self, digest: str, states: States) -> None:
+        """To be called with the lock, when all that the index says is known."""
         whole = torch.cat((states.features, states.last), 1).cpu().contiguous()
         content = whole.view(torch.uint8).numpy().tobytes()
         if self._size + len(content) > self._bytes_max:
             return
         place = (self._size, whole.shape[0], states.last.shape[1])
-        with self._data.open("ab") as file:
+        with self._data.open("r+b") as file:
             # A run that was killed may have left half a text behind what the index knows.
             file.truncate(self._size)
+            file.seek(self._size)
             file.write(content)
         line = [digest, *place, whole.shape[1], str(whole.dtype).removeprefix("torch.")]
-        with self._index.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        encoded = json.dumps(line).encode() + b"\n"
+        with self._index.open("r+b") as file:
+            file.truncate(self._read_to)
+            file.seek(self._read_to)
+            file.write(encoded)
+        self._read_to += len(encoded)
         self._places[digest] = place
         self._size += len(content)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Trainings of several heads may share the folder."""
+        with self._index.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _read(self, place: tuple[int, int, int]) -> States:
         offset, length, size = place
@@ -79,21 +105,24 @@ class StateStore:
         return self._teacher.dtype
 
     def _read_index(self) -> None:
-        if not (self._index.exists() and self._data.exists()):
-            self._data.unlink(missing_ok=True)
-            self._index.unlink(missing_ok=True)
+        """What was added since; whatever stands behind the last whole line is written over."""
+        if self._index.stat().st_size == self._read_to:
             return
         held = self._data.stat().st_size
-        for line in self._index.read_text(encoding="utf-8").splitlines():
+        with self._index.open("rb") as file:
+            file.seek(self._read_to)
+            lines = file.read().split(b"\n")[:-1]
+        for line in lines:
             try:
                 digest, offset, length, size, columns, dtype = json.loads(line)
             except ValueError:
-                break  # the last line of a run that was killed
+                break
             end = offset + length * columns * self._dtype.itemsize
             if columns != self._columns or f"torch.{dtype}" != str(self._dtype) or end > held:
                 break
             self._places[digest] = (offset, length, size)
             self._size = end
+            self._read_to += len(line) + 1
 
 
 def _digest(token_ids: Sequence[int]) -> str:
