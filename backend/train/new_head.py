@@ -52,18 +52,8 @@ def default_layer_ids(num_target_layers: int) -> tuple[int, ...]:
 
 def new_head(plan: HeadPlan, target: ModelConfig, counts: Tensor, seed: int) -> DraftHead:
     """`counts` [V]: how often the target wrote each token; the draft vocabulary is the most
-    frequent ones. Raises SetupError for a plan that the target does not have the layers for."""
-    for layer in plan.layer_ids:
-        if not 0 <= layer < target.num_layers:
-            raise SetupError(
-                f"layer {layer} is not one of the target's {target.num_layers}; features are taken "
-                f"from layers 0 to {target.num_layers - 1}"
-            )
-    if not 0 < plan.draft_vocab_size <= target.vocab_size:
-        raise SetupError(
-            f"a draft vocabulary of {plan.draft_vocab_size} tokens: the target has "
-            f"{target.vocab_size}"
-        )
+    frequent ones. Raises SetupError as `check_plan` does."""
+    check_plan(plan, target)
     torch.manual_seed(seed)
     head = _made(plan, target)
     for each in head.modules():
@@ -76,6 +66,28 @@ def new_head(plan: HeadPlan, target: ModelConfig, counts: Tensor, seed: int) -> 
     if head.d2t is not None:
         head.d2t.copy_(offsets_of(counts, plan.draft_vocab_size))
     return head
+
+
+def check_plan(plan: HeadPlan, target: ModelConfig) -> None:
+    """Raises SetupError for a head that cannot be made for this target, or not be served."""
+    if not 0 < plan.num_layers <= target.num_layers:
+        raise SetupError(
+            f"a head of {plan.num_layers} layers begins as the target's last ones, and the target "
+            f"has {target.num_layers}; ask for fewer (--layers)"
+        )
+    if plan.method == "dspark" and plan.num_drafts < 2:
+        raise SetupError("a dspark head makes 2 drafts or more (--drafts)")
+    for layer in plan.layer_ids:
+        if not 0 <= layer < target.num_layers:
+            raise SetupError(
+                f"layer {layer} is not one of the target's {target.num_layers}; features are taken "
+                f"from layers 0 to {target.num_layers - 1}"
+            )
+    if not 0 < plan.draft_vocab_size <= target.vocab_size:
+        raise SetupError(
+            f"a draft vocabulary of {plan.draft_vocab_size} tokens: the target has "
+            f"{target.vocab_size}"
+        )
 
 
 def start_from_target(head: DraftHead, path: Path, target: ModelConfig) -> None:

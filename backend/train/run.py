@@ -28,6 +28,7 @@ from backend.train.method import LossFunction, LossSettings
 from backend.train.new_head import (
     HeadPlan,
     Method,
+    check_plan,
     default_layer_ids,
     new_head,
     start_from_head,
@@ -100,13 +101,14 @@ def train(job: TrainJob, config: EngineConfig, show: Show) -> PlaceCounts:
     job.work.mkdir(parents=True, exist_ok=True)
     prepared = prepare(job.target, config)
     identity = target_identity(job.target, prepared.tokenizer)
+    plan = _plan(job, prepared)
+    check_plan(plan, prepared.loaded.config)  # before the answers, which may take hours
     texts = _texts(job, prepared, identity, show)
     train_texts, held_out = split(texts, job.held_out, job.seed)
     show.say(
         f"{len(train_texts)} texts with {sum(len(each.answer) for each in train_texts)} tokens of "
         f"the target to train on, {len(held_out)} held out"
     )
-    plan = _plan(job, prepared)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     head = _head(job, plan, prepared, train_texts, dtype)
     trainer = Trainer(
