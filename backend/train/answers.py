@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ class AnswerFile:
             return {}
         with self.path.open("rb") as file:
             head, *lines = file.read().split(b"\n")
-        if head and json.loads(head) != self._head:
+        if not lines:
+            return {}  # not even the first line is whole: a run that was killed
+        if json.loads(head) != self._head:
             raise SetupError(
                 f"{self.path} holds answers of another target or of another length limit; name "
                 "another folder (--work) or remove it"
@@ -72,7 +74,7 @@ def regenerate(
 
     Prompts that leave no room for an answer are left out. Raises SetupError.
     """
-    have = kept.read()
+    have = _still_asked(kept.read(), lines, text_side, prompts_path)
     num_tokens = sum(len(each["answer"]) for each in have.values())
 
     def wanted() -> Iterator[Wanted]:
@@ -94,6 +96,7 @@ def regenerate(
                 continue
             have[each.wanted.key] = {
                 "line": each.wanted.key,
+                "temperature": each.wanted.params.temperature,
                 "prompt": each.wanted.prompt,
                 "answer": each.token_ids,
                 "finish": each.finish.value,
@@ -109,6 +112,22 @@ def regenerate(
         for line in lines
         if line.number in have and have[line.number]["answer"]
     ]
+
+
+def _still_asked(
+    found: Mapping[int, dict[str, Any]],
+    lines: Sequence[PromptLine],
+    text_side: TextSide,
+    prompts_path: Path,
+) -> dict[int, dict[str, Any]]:
+    """Answers to what the prompt file says now: it may be another one, or have been changed."""
+    return {
+        line.number: each
+        for line in lines
+        if (each := found.get(line.number)) is not None
+        and each.get("temperature", line.temperature) == line.temperature
+        and tuple(each["prompt"]) == token_ids_of(line, text_side, prompts_path)
+    }
 
 
 def _text(line: PromptLine, found: dict[str, Any], end: tuple[int, ...]) -> Text:
