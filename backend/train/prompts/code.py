@@ -21,12 +21,13 @@ _ASKS = (
 def code_prompts(seed: int) -> Iterator[str]:
     """Without end of the same, in an order that `seed` gives: each function of the library once."""
     rng = random.Random(seed)  # noqa: S311 - an order, not a secret
-    files = [each for each in _library().rglob("*.py") if not set(each.parts) & set(_SKIPPED)]
-    files.sort()
+    library, skipped = _library(), set(_SKIPPED)
+    found = (each.relative_to(library) for each in library.rglob("*.py"))
+    files = sorted(each for each in found if skipped.isdisjoint(each.parts))
     rng.shuffle(files)
     for file in files:
         try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
+            tree = ast.parse((library / file).read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue
         for node in ast.walk(tree):

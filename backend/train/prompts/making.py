@@ -101,7 +101,9 @@ def _own(
 
 def _held_out_texts(paths: tuple[Path, ...]) -> Iterator[str]:
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            if not line.strip():
+                continue
             try:
                 yield str(json.loads(line)["prompt"])
             except (ValueError, KeyError, TypeError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from backend.engine.engine import Engine
 from backend.engine.interface import FinishReason
 from backend.sampling.params import SamplingParams
+from backend.serving.control_guard import MarkedText
 from backend.serving.prompting import ChatRequest, TextSide
 from backend.train.generating import Wanted, write_all
 
@@ -30,7 +31,9 @@ def turn_start(text_side: TextSide) -> tuple[int, ...]:
             return whole[:at]
     # The template glued it to something; without it the last turn still begins as it does here.
     text = text_side.tokenizer.decode(whole, shows_control=True)
-    return tuple(text_side.tokenizer.encode_prompt(text[: text.index(_SENTINEL)]))
+    # The template has written the begin token, if there is one.
+    start = MarkedText(text[: text.index(_SENTINEL)])
+    return tuple(text_side.tokenizer.encode_chat(start))
 
 
 def own_turns(
