@@ -191,6 +191,7 @@ def dspark(**options: Any) -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 = all cores but one.")
 def prompts(
+    *,
     target: str,
     out: Path,
     chat: int,

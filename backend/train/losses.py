@@ -66,8 +66,8 @@ def row_losses(
 
     All of one type, in which is multiplied; what is summed over a row is float32.
     """
-    loss, overlap, is_hit = _Projected.apply(  # type: ignore[no-untyped-call]
-        states, table, latent, bias_table, rows.target_states, rows.labels, rows.weights, weights
+    loss, overlap, is_hit = _Projected.apply(  # type: ignore[no-untyped-call]  # torch's has no types
+        states, table, latent, bias_table, (rows, weights)
     )
     return RowLosses(loss, overlap, is_hit)
 
@@ -80,11 +80,9 @@ class _Projected(torch.autograd.Function):
         table: Tensor,
         latent: Tensor | None,
         bias_table: Tensor | None,
-        target_states: Tensor,
-        labels: Tensor,
-        row_weights: Tensor,
-        weights: LossWeights,
+        wanted: tuple[Rows, LossWeights],
     ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, weights = wanted
         needs = ctx.needs_input_grad
         grads = _Gradients(
             torch.zeros_like(states),
@@ -101,13 +99,13 @@ class _Projected(torch.autograd.Function):
             logits = (states[piece] @ table.T).float()
             if latent is not None and bias_table is not None:
                 logits += latent[piece] @ bias_table.T
-            target = (target_states[piece] @ table.T).float()
-            is_hit[piece] = logits.argmax(1) == labels[piece]
+            target = (rows.target_states[piece] @ table.T).float()
+            is_hit[piece] = logits.argmax(1) == rows.labels[piece]
             losses, slope, overlap[piece] = _terms(
-                logits, target, labels[piece].clamp_min(0), weights
+                logits, target, rows.labels[piece].clamp_min(0), weights
             )
-            total += (losses * row_weights[piece]).sum()
-            slope *= row_weights[piece].unsqueeze(1)
+            total += (losses * rows.weights[piece]).sum()
+            slope *= rows.weights[piece].unsqueeze(1)
             grads.add(piece, slope, states, table, latent, bias_table)
         ctx.grads = grads
         ctx.mark_non_differentiable(overlap, is_hit)
@@ -121,7 +119,7 @@ class _Projected(torch.autograd.Function):
             None if each is None else (each * scale.to(each.dtype)).to(dtype)
             for each in (own.states, own.table, own.latent, own.bias_table)
         ]
-        return (*scaled, None, None, None, None)
+        return (*scaled, None)
 
 
 def _sum_like(table: Tensor) -> Tensor:

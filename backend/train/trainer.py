@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from backend.errors import SetupError
@@ -20,7 +21,7 @@ from backend.train.counting import PlaceCounts
 from backend.train.method import LossFunction, LossSettings, StepLoss, Vocabulary
 from backend.train.states import StateStore
 
-STATE_FILE = "training.pt"
+STATE_FILE = "training.safetensors"
 _SMOOTHING = 0.95  # of the figures that are shown
 
 
@@ -129,33 +130,42 @@ class Trainer:
 
     def save(self) -> None:
         """Replaces the training state in one move."""
-        state = {
-            "step": self._step,
-            "plan": self._identity(),
-            "head": self._head.own_state(),
-            "optimizers": [each.state_dict() for each in self._optimizers],
-            "rng": self._rng.get_state(),
-        }
+        tensors = {f"head.{name}": each for name, each in self._head.own_state().items()}
+        for index, optimizer in enumerate(self._optimizers):
+            for number, values in optimizer.state_dict()["state"].items():
+                for name, each in values.items():
+                    tensors[f"optimizer.{index}.{number}.{name}"] = torch.as_tensor(each)
+        tensors["rng"] = self._rng.get_state()
         unfinished = self._file.with_suffix(".part")
-        torch.save(state, unfinished)
+        metadata = {"step": str(self._step), "plan": self._identity()}
+        save_file({key: each.contiguous() for key, each in tensors.items()}, unfinished, metadata)
         os.replace(unfinished, self._file)
 
     def resume(self) -> bool:
         """Whether there was a state to go on from. Raises SetupError for another plan's."""
         if not self._file.exists():
             return False
-        # Only tensors and plain values are read back; nothing in the file can run.
-        state: dict[str, Any] = torch.load(self._file, weights_only=True)
-        if state["plan"] != self._identity():
+        tensors: dict[str, Tensor] = {}
+        with safe_open(self._file, framework="pt") as file:
+            metadata = file.metadata() or {}
+            for key in file.keys():  # noqa: SIM118 - the file itself is no mapping
+                tensors[key] = file.get_tensor(key)
+        if metadata.get("plan") != self._identity():
             raise SetupError(
                 f"{self._file} is of another training (data or settings differ); remove it to "
                 "begin anew, or go on with the same command line"
             )
-        self._head.load_state_dict(state["head"], strict=False)
-        for optimizer, each in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(each)
-        self._rng.set_state(state["rng"])
-        self._step = state["step"]
+        own = {key.removeprefix("head."): each for key, each in _under("head.", tensors)}
+        self._head.load_state_dict(own, strict=False)
+        for index, optimizer in enumerate(self._optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, each in _under(f"optimizer.{index}.", tensors):
+                number, name = key.split(".")[2:]
+                state.setdefault(int(number), {})[name] = each
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self._rng.set_state(tensors["rng"])
+        self._step = int(metadata["step"])
         return True
 
     def _identity(self) -> str:
@@ -169,7 +179,7 @@ class Trainer:
                 group["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
         found = self._computed(self._texts, chosen, self._plan.settings, self._rng)
-        found.loss.backward()  # type: ignore[no-untyped-call]
+        found.loss.backward()  # type: ignore[no-untyped-call]  # torch's has no types
         nn.utils.clip_grad_norm_(self._trained(), self._plan.clip)
         for optimizer in self._optimizers:
             optimizer.step()
@@ -219,6 +229,10 @@ class Trainer:
             left_s=per_step * (self.num_steps - self._step),
             held_out=held_out,
         )
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    return ((key, each) for key, each in tensors.items() if key.startswith(prefix))
 
 
 def _whole(settings: LossSettings) -> LossSettings:

@@ -38,9 +38,18 @@ def functions_of(path: Path) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ..
 
 
 def functions_in(tree: ast.Module) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
-    return tuple(
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
+    """Functions are statements, so no expression is looked into: most of a tree is expressions."""
+    found: list[ast.FunctionDef | ast.AsyncFunctionDef] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node)
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, block, ())
+            if isinstance(inner, list):  # a conditional expression has a `body` too
+                waiting.extend(inner)
+    return tuple(sorted(found, key=lambda each: each.lineno))
 
 
 def shown(path: Path) -> str:
