@@ -4,8 +4,8 @@
     python tests/bench/bench_speculation.py --llama-server PATH/llama-server
 
 Held-out GSM8K questions, greedy, one at a time, to the end of the answer. Each method has a server
-of its own, and every question goes to each with drafts and without, one right after the other;
-llama.cpp answers the same questions plain and with its own lookup. Ratios are taken question by
+of its own; every question goes to each of them with drafts, to one of them without, and to
+llama.cpp plain and with its own lookup, in an order that turns. Ratios are taken question by
 question; answers that run in circles are set apart, since they flatter every method.
 """
 
@@ -78,12 +78,11 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """`drafting` and `plain` may be one server, asked in two ways."""
+class Contenders:
+    """Of one maker: `plain`, and what it drafts with; they may be one server asked in two ways."""
 
-    name: str
-    drafting: ServerEngine
     plain: ServerEngine
+    drafting: dict[str, ServerEngine]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,9 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contenders = list(_contenders(stack, model, options))
         _note_machine(found)
         for each in contenders:
-            found.pairs[each.name] = Pair()
-            for engine in (each.drafting, each.plain):
-                engine.ask(questions[-1], 32)  # a warm-up
+            each.plain.ask(questions[-1], 32)  # a warm-up
+            for name, engine in each.drafting.items():
+                found.pairs[name] = Pair()
+                engine.ask(questions[-1], 32)
         for index, question in enumerate(questions):
             _ask_all(found, contenders, question, index, options.max_tokens)
             print(f"question {index + 1} of {len(questions)}", file=sys.stderr, flush=True)
@@ -138,37 +138,45 @@ def _questions(environment: Environment) -> list[Question]:
 
 def _contenders(
     stack: contextlib.ExitStack, model: Path, options: argparse.Namespace
-) -> Iterator[Contender]:
+) -> Iterator[Contenders]:
     folders = dict(each.split("=", 1) for each in options.draft)
+    drafting: dict[str, ServerEngine] = {}
     for method in options.methods:
         serve = ["--speculation", method]
         serve += ["--drafts", str(options.drafts)] if options.drafts else []
         serve += ["--draft", folders[method]] if method in folders else []
         engine = stack.enter_context(ours(model, "int8", options.threads, serve))
-        engine = replace(engine, is_eos_ignored=False)
-        yield Contender(f"ours {method}", engine, replace(engine, extra={"speculation": PLAIN}))
+        drafting[f"ours {method}"] = replace(engine, is_eos_ignored=False)
+    plain = replace(next(iter(drafting.values())), extra={"speculation": PLAIN})
+    yield Contenders(plain, drafting)
     if options.llama_server is None:
         print("llama.cpp is left out; give --llama-server PATH", file=sys.stderr)
         return
     arguments = (options.llama_server, model, options.threads, 1)
-    plain = replace(stack.enter_context(llama_cpp(*arguments)), is_eos_ignored=False)
-    for name, more in LLAMA_LOOKUPS.items():
-        engine = stack.enter_context(llama_cpp(*arguments, more))
-        yield Contender(f"llama.cpp {name}", replace(engine, is_eos_ignored=False), plain)
+    llama_plain = replace(stack.enter_context(llama_cpp(*arguments)), is_eos_ignored=False)
+    lookups = {
+        f"llama.cpp {name}": replace(
+            stack.enter_context(llama_cpp(*arguments, more)), is_eos_ignored=False
+        )
+        for name, more in LLAMA_LOOKUPS.items()
+    }
+    yield Contenders(llama_plain, lookups)
 
 
 def _ask_all(
-    found: Found, contenders: Sequence[Contender], question: Question, index: int, tokens: int
+    found: Found, contenders: Sequence[Contenders], question: Question, index: int, tokens: int
 ) -> None:
     """In an order that turns, so that what else the machine does meets all of them."""
     for each in contenders if index % 2 == 0 else list(reversed(contenders)):
-        pair = found.pairs[each.name]
-        halves = [(each.drafting, pair.drafted), (each.plain, pair.plain)]
-        for engine, answers in halves if index % 4 < 2 else reversed(halves):
-            answer = engine.ask(question, tokens)
+        engines = {"": each.plain, **each.drafting}
+        order = list(engines) if index % 4 < 2 else list(reversed(engines))
+        answers = {name: engines[name].ask(question, tokens) for name in order}
+        for name, answer in answers.items():
             if answer.failure:
-                raise SystemExit(f"{each.name}, {question.name}: {answer.failure}")
-            answers.append(answer)
+                raise SystemExit(f"{name or 'plain'}, {question.name}: {answer.failure}")
+            if name:
+                found.pairs[name].drafted.append(answer)
+                found.pairs[name].plain.append(answers[""])
 
 
 def _note_machine(found: Found) -> None:
