@@ -137,6 +137,7 @@ def test_many_answers_are_distributed_as_the_target(
     assert pvalue(texts, distribution(tiny)) > 1e-4
 
 
+@pytest.mark.slow
 @METHODS
 def test_a_few_thousand_answers_look_like_the_target_s(
     tiny: Tiny, make: Make, rejection: Rejection

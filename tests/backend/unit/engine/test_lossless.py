@@ -271,6 +271,7 @@ def _changes(cache: str, bench: Bench) -> dict[str, Any]:
     return {"context_len_max": 80, "kv_cache_bytes": bytes_for(bench.target, NUM_BLOCKS_TIGHT)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float32"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}], ids=["greedy", "drawn"])
