@@ -19,6 +19,10 @@ class RmsNorm:
         """out [R, H] ← norm(x [R, H])."""
         self._rms_norm(x, self.weight, eps=self.eps, out=out)
 
+    def copy_forward(self, x: Tensor, out: Tensor, copy: Tensor) -> None:
+        """As `forward`, and copy [R, H] ← x: an op like any other, so that it can be captured."""
+        self._rms_norm(x, self.weight, eps=self.eps, out=out, residual_out=copy)
+
     def add_forward(self, delta: Tensor, residual: Tensor, out: Tensor) -> None:
         """residual ← residual + delta, then out ← norm(residual); all [R, H]."""
         self._rms_norm(

@@ -8,7 +8,7 @@ kind that seldom comes twice, the layers run as they are.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from backend.layers.attention import GroupRows, StepRows
 from backend.layers.workspace import Activations
-from backend.models.interface import AttentionGroup, ForwardInput, KvCache
+from backend.models.interface import AttentionGroup, FeatureTap, ForwardInput, KvCache
 from kernels.dispatch import Ops
 
 CAPTURES_MAX = 128  # some 50 kB each
@@ -28,12 +28,13 @@ _Key = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """`repeat`: None where the ops cannot. The cache and the activations are kept alive here."""
+    """`repeat`: None where the ops cannot. What it writes to is kept alive here."""
 
     step: StepRows
     repeat: Callable[[], bool] | None
     cache: KvCache
     states: Activations
+    features: Mapping[FeatureTap, Tensor] | None
 
 
 class CapturedSteps:
@@ -49,7 +50,7 @@ class CapturedSteps:
             layers(step_rows(given, states))
             return
         (group,) = given.groups
-        key = _key(group, cache, states)
+        key = (*_key(group, cache, states), *_tapped(given))
         known = self._known.get(key)
         if known is None:
             self._capture(key, given, cache, states, layers)
@@ -65,7 +66,7 @@ class CapturedSteps:
     ) -> None:
         step = step_rows(_own(given), states)
         repeat = self._ops.capture(lambda: layers(step))
-        self._known[key] = _Captured(step, repeat, cache, states)
+        self._known[key] = _Captured(step, repeat, cache, states, given.features)
         if len(self._known) > CAPTURES_MAX:
             self._known.popitem(last=False)
 
@@ -91,8 +92,8 @@ def step_rows(given: ForwardInput, states: Activations) -> StepRows:
 
 
 def _comes_again(given: ForwardInput) -> bool:
-    """Decoding, and nothing else in the step; features are copied between layers by torch."""
-    if len(given.groups) != 1 or given.features:
+    """Decoding, and nothing else in the step."""
+    if len(given.groups) != 1:
         return False
     group = given.groups[0]
     return group.query_len <= QUERY_LEN_MAX and group.mask_bits is None
@@ -109,6 +110,11 @@ def _key(group: AttentionGroup, cache: KvCache, states: Activations) -> _Key:
         states.residual.data_ptr(),
         cache.keys[0].data_ptr(),
     )
+
+
+def _tapped(given: ForwardInput) -> _Key:
+    """Where the states for drafts go; the ops write there by address."""
+    return tuple(buffer.data_ptr() for buffer in (given.features or {}).values())
 
 
 def _own(given: ForwardInput) -> ForwardInput:

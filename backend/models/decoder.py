@@ -91,19 +91,17 @@ class DecoderModel:
         cache: KvCache,
         taps: Mapping[FeatureTap, Tensor] | None,
     ) -> None:
-        """From `states.residual` to `states.normed`, by ops alone unless there are taps."""
+        """From `states.residual` to `states.normed`, by ops alone."""
         for index, layer in enumerate(self._layers):
             # The sum of the layer before is taken with this layer's norm, in one pass.
             if index == 0:
                 layer.input_norm.forward(states.residual, states.normed)
             else:
                 layer.input_norm.add_forward(states.delta, states.residual, states.normed)
-            if taps:
-                _fill(taps, index, states.residual)
+            _tap(taps, index, layer.input_norm, states)
             layer.forward(states, step, cache.keys[index], cache.values[index])
         self._final_norm.add_forward(states.delta, states.residual, states.normed)
-        if taps:
-            _fill(taps, len(self._layers), states.residual)
+        _tap(taps, len(self._layers), self._final_norm, states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, H] → float32 [S, V]."""
@@ -173,8 +171,11 @@ def build_decoder(
     )
 
 
-def _fill(taps: Mapping[FeatureTap, Tensor], layer: int, states: Tensor) -> None:
-    """What enters layer `layer` is what left the one before."""
-    for tap, buffer in taps.items():
+def _tap(
+    taps: Mapping[FeatureTap, Tensor] | None, layer: int, norm: RmsNorm, states: Activations
+) -> None:
+    """What enters layer `layer` is what left the one before. `norm` has just been taken of it; that
+    it is taken again is what a copy costs."""
+    for tap, buffer in (taps or {}).items():
         if (tap.layer if tap.side == "in" else tap.layer + 1) == layer:
-            buffer[: states.shape[0]].copy_(states)
+            norm.copy_forward(states.residual, states.normed, buffer[: states.residual.shape[0]])

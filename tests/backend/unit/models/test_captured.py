@@ -121,18 +121,44 @@ def test_each_shape_and_each_cache_has_a_capture_of_its_own(directory: Path) -> 
     assert counted.num_captures == 4
 
 
-def test_prompts_mixes_and_features_are_not_captured(directory: Path) -> None:
+def test_prompts_and_mixes_are_not_captured(directory: Path) -> None:
     _, model, counted = models(directory)
     cache = model.make_cache(NUM_BLOCKS, BLOCK_SIZE)
     prompt = list(range(captured.QUERY_LEN_MAX + 1))
-    tap = {FeatureTap(1, "in"): torch.zeros(8, model.config.hidden_size)}
 
     step_logits(model, cache, [[Chunk(prompt, 0, BLOCKS[0])]])
     step_logits(model, cache, [[Chunk([1], 0, BLOCKS[0])], [Chunk([2, 3], 0, BLOCKS[1])]])
-    with torch.inference_mode():
-        model.forward(step_input([[Chunk([1], 0, BLOCKS[0])]], BLOCK_SIZE, tap), cache)
 
     assert counted.num_captures == 0
+
+
+def test_states_for_drafts_are_repeated_too_each_into_its_own_buffers(directory: Path) -> None:
+    """What enters the first layer, what enters the second, and what leaves the last one."""
+    plain, repeating, counted = models(directory)
+    size, last = plain.config.hidden_size, plain.config.num_layers - 1
+    taps = (FeatureTap(0, "in"), FeatureTap(1, "in"), FeatureTap(last, "out"))
+    sets = [{tap: torch.zeros(8, size) for tap in taps} for _ in range(3)]
+    expected, *others = sets
+    caches = [model.make_cache(NUM_BLOCKS, BLOCK_SIZE) for model in (plain, repeating)]
+
+    for turn in range(6):
+        given = [[Chunk([turn + 5, turn + 9], 2 * turn, BLOCKS[0])]]
+        actual = others[turn % 2]
+        with torch.inference_mode():
+            normed = [
+                model.forward(step_input(given, BLOCK_SIZE, features), cache).clone()
+                for model, cache, features in zip(
+                    (plain, repeating), caches, (expected, actual), strict=True
+                )
+            ]
+        assert torch.equal(*normed)
+        for tap in taps:
+            assert torch.equal(actual[tap], expected[tap])
+            assert actual[tap][:2].any()
+            assert not actual[tap][2:].any()
+
+    assert counted.made == [True, True]  # one for each set of buffers
+    assert counted.num_repeats == 4
 
 
 def test_a_repeat_that_fails_lets_the_op_say_why(directory: Path) -> None:
