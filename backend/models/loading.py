@@ -99,7 +99,7 @@ def load_model(
     )
     with torch.inference_mode():
         model = source.family.build(source.config, weights)
-    _return_freed_memory()
+    return_freed_memory()
     report = LoadReport(
         family=source.family.name,
         file_format=source.file_format,
@@ -148,7 +148,7 @@ def context_len(config: ModelConfig, engine_config: EngineConfig) -> int:
     return wanted
 
 
-def _return_freed_memory() -> None:
+def return_freed_memory() -> None:
     """What reading left in the heap goes back to the system, where the C library can do that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
