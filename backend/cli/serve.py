@@ -212,17 +212,20 @@ def serve(
 def with_bundled_head(options: dict[str, object], target: Path) -> dict[str, object]:
     """`auto` decided, and a head for a method that needs one. Raises SetupError without any."""
     from backend.speculate.bundled import AUTO, choose
-    from backend.speculate.registry import HEAD_METHODS
+    from backend.speculate.proposers.lookup_first import SUFFIX
+    from backend.speculate.registry import head_method
 
     method = str(options["speculation"])
-    if options["draft"] or method not in (AUTO, *HEAD_METHODS):
-        if method == AUTO:
+    wanted = AUTO if method == AUTO else head_method(method)
+    if options["draft"] or wanted is None:
+        if wanted == AUTO:
             raise SetupError("--draft needs a method beside it; say which: --speculation METHOD")
         return options
-    head = choose(method, target)
+    head = choose(wanted, target)
     if head is None:
         return {**options, "speculation": "none"}
-    return {**options, "speculation": head.method, "draft": str(head.directory)}
+    chosen = head.method + SUFFIX if wanted == AUTO else method
+    return {**options, "speculation": chosen, "draft": str(head.directory)}
 
 
 def check_installed() -> None:

@@ -89,8 +89,12 @@ class RoundMeter:
     ) -> None:
         """A step that only decoded. `num_drafts`: rows a sequence beside its own, whoever filled
         them."""
-        self._sample(seconds, batch, num_drafts)
-        plain_s = self.step_s[batch].get(0)
+        steps = list(steps)
+        # One without drafts in which the method still took in its rows is no plain one: only those
+        # of requests that want no drafts tell what plain decoding costs.
+        if num_drafts or not steps:
+            self._sample(seconds, batch, num_drafts)
+        plain_s = self.step_s.get(batch, {}).get(0)
         if plain_s is None:
             return
         for step in steps:

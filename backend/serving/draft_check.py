@@ -13,7 +13,7 @@ from backend.serving.tokenizer import Tokenizer
 from backend.serving.tokenizer_files import load_tokenizer
 from backend.speculate.heads.identity import HeadIdentity, TargetIdentity, check_identity
 from backend.speculate.proposers.draft_model import DraftModelProposer
-from backend.speculate.registry import HEAD_METHODS
+from backend.speculate.registry import head_method
 
 _THINKING_SWITCH = "enable_thinking"  # the variable that templates read
 
@@ -44,7 +44,7 @@ def check_draft(path: Path, tokenizer: Tokenizer, config: EngineConfig) -> HeadI
     and for a draft model of another vocabulary."""
     if config.draft_path and config.proposer == DraftModelProposer.name:
         check_draft_model(Path(config.draft_path), tokenizer)
-    if not config.draft_path or config.proposer not in HEAD_METHODS:
+    if not config.draft_path or head_method(config.proposer) is None:
         return None
     return check_identity(
         Path(config.draft_path),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from backend.config import EngineConfig
+from backend.engine.calibrating import measure_plain_steps
 from backend.engine.engine import Engine
 from backend.errors import OutOfMemory
 from backend.models.loading import LoadedModel, load_model
@@ -17,6 +18,7 @@ from backend.serving.prompting import TextSide
 from backend.serving.service import Loaded
 from backend.serving.tokenizer import Tokenizer
 from backend.serving.tokenizer_files import load_tokenizer
+from backend.speculate.proposers.none import NoProposer
 from kernels import native
 
 
@@ -74,6 +76,8 @@ def _load(path: Path, config: EngineConfig) -> Loaded:
     prepared = prepare(path, config)
     head = check_draft(path, prepared.tokenizer, config)
     engine = prepared.make_engine()
+    if config.proposer != NoProposer.name:
+        measure_plain_steps(engine, min(config.sequences_max, config.waiting_max))
     report = prepared.loaded.report
     return Loaded(
         engine=engine,

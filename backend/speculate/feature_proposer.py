@@ -85,6 +85,14 @@ class FeatureProposer(ABC):
     def release(self, slot: int) -> None:
         self.cache.release(slot)
 
+    def note_drafts(  # noqa: B027 - most build on nothing but the target's states
+        self, given: ProposeInput, token_ids: Tensor
+    ) -> None:
+        """Others' drafts [S, ≤ N] are verified in place of its own; for methods that build on them.
+
+        The tokens behind the first of a row's own length mean nothing.
+        """
+
     @abstractmethod
     def _drafts(self, given: ProposeInput, view: View, features: Tensor) -> Proposal | None:
         """`features` [S Q, F H], the taps side by side."""

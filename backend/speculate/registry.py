@@ -9,6 +9,7 @@ from backend.errors import SetupError
 from backend.models.interface import CausalModel
 from backend.speculate.proposers import dflash, dspark, eagle3
 from backend.speculate.proposers.draft_model import DraftModelProposer
+from backend.speculate.proposers.lookup_first import SUFFIX, with_lookup
 from backend.speculate.proposers.ngram import NgramProposer
 from backend.speculate.proposers.none import NoProposer
 from backend.speculate.proposers.suffix import SuffixProposer
@@ -22,10 +23,19 @@ PROPOSERS: Mapping[str, Callable[[CausalModel, EngineConfig], Proposer]] = {
     "eagle3": eagle3.make,
     "dflash": dflash.make,
     "dspark": dspark.make,
+    "eagle3+ngram": with_lookup(eagle3.make),
+    "dflash+ngram": with_lookup(dflash.make),
+    "dspark+ngram": with_lookup(dspark.make),
 }
 
 # Methods whose draft is a head, trained for one target.
 HEAD_METHODS = (eagle3.Eagle3Proposer.name, dflash.DFlashProposer.name, dspark.DSparkProposer.name)
+
+
+def head_method(name: str) -> str | None:
+    """The head that a method drafts with, "dspark" of "dspark+ngram"; None for one without."""
+    method = name.removesuffix(SUFFIX)
+    return method if method in HEAD_METHODS else None
 
 
 # Tokens a round where nobody says how many: the best measured for SmolLM2 on two cores. What was

@@ -64,8 +64,12 @@ class Eagle3Proposer(FeatureProposer):
                 places = view.places(given.lengths - 2 + step, 1)
                 states = self._step(tokens[-1], hidden, places)
         proposal = self._proposal(given, view, tokens, probs)
-        self._drafted[:, : given.num_drafts].index_copy_(0, given.slots, proposal.token_ids)
+        self.note_drafts(given, proposal.token_ids)
         return proposal
+
+    def note_drafts(self, given: ProposeInput, token_ids: Tensor) -> None:
+        """See `FeatureProposer.note_drafts`."""
+        self._drafted[:, : token_ids.shape[1]].index_copy_(0, given.slots, token_ids)
 
     def _first_pass(self, given: ProposeInput, view: View, features: Tensor) -> Tensor | None:
         """True rows into the cache; the state [S, H] of each sequence's last one, if it drafts."""

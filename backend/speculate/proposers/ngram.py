@@ -66,18 +66,15 @@ class NgramIndex:
         return []
 
 
-class NgramProposer:
+class NgramLookup:
     """One index for each sequence that decodes; it goes when the sequence leaves its slot."""
 
-    name = "ngram"
-    num_drafts_max = 64
-    taps: tuple[FeatureTap, ...] = ()
-
-    def __init__(self, model: CausalModel, config: EngineConfig) -> None:
-        self._lens = config.ngram_lens
+    def __init__(self, lens: Sequence[int]) -> None:
+        self._lens = lens
         self._indexes: dict[int, NgramIndex] = {}
 
-    def propose(self, given: ProposeInput) -> Proposal | None:
+    def find(self, given: ProposeInput) -> list[list[int]]:
+        """For each real sequence its drafts, as many as may count; empty where there are none."""
         drafts = []
         for slot, text, limit in zip(given.slot_ids, given.histories, given.limits, strict=True):
             index = self._indexes.get(slot)
@@ -85,7 +82,22 @@ class NgramProposer:
                 index = self._indexes[slot] = NgramIndex(self._lens)
             index.extend(text)
             drafts.append(index.find(text, limit) if limit else [])
-        return proposal_of(drafts, given)
+        return drafts
 
     def release(self, slot: int) -> None:
         self._indexes.pop(slot, None)
+
+
+class NgramProposer:
+    name = "ngram"
+    num_drafts_max = 64
+    taps: tuple[FeatureTap, ...] = ()
+
+    def __init__(self, model: CausalModel, config: EngineConfig) -> None:
+        self._lookup = NgramLookup(config.ngram_lens)
+
+    def propose(self, given: ProposeInput) -> Proposal | None:
+        return proposal_of(self._lookup.find(given), given)
+
+    def release(self, slot: int) -> None:
+        self._lookup.release(slot)
