@@ -49,7 +49,7 @@ class Packer:
         return self.dense(merged)
 
     def dense(self, weight: Tensor) -> Linear:
-        return DenseLinear(weight.detach().to(self.device, self.dtype).contiguous())
+        return DenseLinear(weight.detach().to(self.device, self.dtype).contiguous(), self.ops)
 
     def vector(self, weight: Tensor) -> Tensor:
         return weight.detach().to(self.device, self.dtype)
