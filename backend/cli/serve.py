@@ -95,14 +95,15 @@ _MIB = 1024 * 1024
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="Draft method: none, ngram, suffix, dspark, …; the text is the same with any. auto = that "
-    "of a head which comes with this package for MODEL, else none.",
+    help="Draft method: none, ngram, suffix, draft_model, eagle3, dflash, dspark, or a head with "
+    "lookups before it (dspark+ngram); the text is the same with any. auto = the best with a head "
+    "that comes with this package for MODEL, else none.",
 )
 @click.option(
     "--drafts",
     type=click.IntRange(0, 64),
     default=0,
-    help="Tokens drafted a round at most; 0 = 5 for ngram and suffix, 4 for the others.",
+    help="Tokens drafted a round at most; 0 = 3 for eagle3, 4 for draft_model, 5 for the others.",
 )
 @click.option(
     "--draft",

@@ -185,7 +185,9 @@ def test_drafts_have_rows_of_their_own() -> None:
     assert made.rows_max == EngineConfig().rows_max + 60
     assert config(speculation="none", drafts=6).num_drafts_max == 0
     assert config(speculation="ngram").num_drafts_max == 5
-    assert config(speculation="eagle3").num_drafts_max == 4
+    assert config(speculation="eagle3").num_drafts_max == 3
+    assert config(speculation="dspark+ngram").num_drafts_max == 5
+    assert config(speculation="draft_model").num_drafts_max == 4
 
 
 def test_a_draft_head_may_be_forced() -> None:
