@@ -103,7 +103,7 @@ _MIB = 1024 * 1024
     "--drafts",
     type=click.IntRange(0, 64),
     default=0,
-    help="Tokens drafted a round at most; 0 = 3 for eagle3, 4 for draft_model, 5 for the others.",
+    help="Tokens drafted a round at most; 0 = 5 for lookups, 3 for eagle3, 4 for the others.",
 )
 @click.option(
     "--draft",

@@ -39,13 +39,12 @@ def head_method(name: str) -> str | None:
 
 
 # Tokens a round where nobody says how many: the best measured for SmolLM2 on one core. What was
-# looked up costs nothing and is right in long runs or not at all; a block costs about the same
-# whatever its length, and with five drafts the target's products still take six rows at a time;
-# each further token of EAGLE-3 costs a pass of its own.
+# looked up costs nothing and is right in long runs or not at all; the target's products take up to
+# six rows at a time; each further token of EAGLE-3 costs a pass of its own.
 NUM_DRAFTS: Mapping[str, int] = {
     "none": 0,
-    **dict.fromkeys(("ngram", "suffix", "dflash", "dspark"), 5),
-    **dict.fromkeys(("eagle3+ngram", "dflash+ngram", "dspark+ngram"), 5),
+    **dict.fromkeys(("ngram", "suffix", "eagle3+ngram", "dflash+ngram", "dspark+ngram"), 5),
+    **dict.fromkeys(("dflash", "dspark"), 4),
     "eagle3": 3,
 }
 NUM_DRAFTS_OTHERS = 4
