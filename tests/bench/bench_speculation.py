@@ -218,7 +218,7 @@ def _report(found: Found) -> str:
 
 
 def _verdicts(found: Found) -> list[str]:
-    """What is asked for, and whether it was seen: of the best head, and of what serves by itself."""
+    """What is asked for and whether it was seen: of the best head, and of what is the default."""
     heads = [name for name in found.pairs if name.split()[-1] in HEADS]
     heads.sort(key=lambda name: spread.median if (spread := found.pairs[name].ratios()) else 0.0)
     default = f"ours {METHODS[-1]}"

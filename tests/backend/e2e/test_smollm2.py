@@ -56,6 +56,32 @@ def test_stream_says_the_same_as_the_whole_answer(sdk: OpenAI) -> None:
     assert sum(bool(each.choices[0].delta.content) for each in chunks) > 3
 
 
+def test_it_speculates_by_itself_with_the_head_that_comes_with_the_package(
+    smollm2: RunningBackend, sdk: OpenAI
+) -> None:
+    """The text is the plain one; the figures are those that a page would show."""
+    question = "A baker sells 12 loaves a day at $3 each. How much does he earn in a week?"
+    options: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 160,
+    }
+
+    drafted = sdk.chat.completions.create(**options)
+    plain = sdk.chat.completions.create(**options, extra_body={"speculation": {"off": True}})
+
+    assert drafted.choices[0].message.content == plain.choices[0].message.content
+    told = smollm2.get("/v1/load")["speculation"]
+    assert told["method"] == "dspark+ngram"
+    assert told["num_drafts_max"] == 5
+    assert told["step_s"]["1"]["0"] > 0  # what a plain step costs was measured at the start
+    [figures] = [each for each in told["figures"] if each["num_drafts"] > 20]
+    assert figures["mean_acceptance_length"] > 1.5
+    assert figures["acceptance_by_position"][0] > 0.4
+    assert figures["speed_up"] is not None
+
+
 def test_second_request_finds_its_prompt_in_the_cache(sdk: OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "Count slowly: " + "one two three " * 20}]
     options: Any = {"model": MODEL, "messages": messages, "max_tokens": 1}
