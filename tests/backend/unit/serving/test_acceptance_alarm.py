@@ -16,6 +16,7 @@ from backend.serving.acceptance_alarm import WINDOW, AcceptanceAlarm
 from backend.serving.metrics import Metrics
 from backend.speculate.heads.identity import HeadIdentity
 
+STEPS_BETWEEN = 20  # of two looks of the alarm; the engine's thread looks after every step
 RATES = (0.7, 0.6, 0.5, 0.5)
 ALL_PLACES = (0.7 + 0.42 + 0.21 + 0.105) / 4  # accepted of drafted, as training records it
 
@@ -33,6 +34,7 @@ class Served:
         self.load = SpeculationLoad("eagle3")
         self._meter = RoundMeter("eagle3")
         self._rng = random.Random(seed)
+        self._num_rounds = 0
 
     def draft(
         self,
@@ -49,8 +51,10 @@ class Served:
             while num_accepted < num_drafted and self._rng.random() < rates[num_accepted]:
                 num_accepted += 1
             self._meter.observe([SequenceStep(workload, num_drafted, num_accepted + 1)])
-            self.load = SpeculationLoad("eagle3", len(rates), {}, self._meter.figures())
-            self.alarm.observe(self.load)
+            self._num_rounds += 1
+            if self._num_rounds % STEPS_BETWEEN == 0 or number == num_rounds - 1:
+                self.load = SpeculationLoad("eagle3", len(rates), {}, self._meter.figures())
+                self.alarm.observe(self.load)
 
     @property
     def is_low(self) -> dict[str, bool]:
