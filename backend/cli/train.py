@@ -28,7 +28,7 @@ def train() -> None:
     """Train a draft head for a model, on answers that the model writes itself.
 
     `train prompts` makes prompts where there are none; `train dspark` (or `eagle3`, `dflash`) has
-    the model answer them and trains a head. Each can be stopped and goes on where it stopped.
+    the model answer them and trains a head. A training that is stopped goes on where it stopped.
     """
 
 

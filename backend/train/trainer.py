@@ -271,8 +271,3 @@ def _optimizers(head: DraftHead, plan: TrainPlan) -> list[torch.optim.Optimizer]
         )
         made.append(muon)
     return made
-
-
-def lend(head: DraftHead, embedding: Tensor, lm_head_rows: Tensor) -> None:
-    """The target's two ends, frozen: nothing of the target learns."""
-    head.attach(embedding, lm_head_rows)

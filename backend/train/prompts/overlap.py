@@ -19,7 +19,8 @@ class HeldOut:
             self._grams.update(self._of(text))
 
     def overlaps(self, text: str) -> bool:
-        """Whether any run of 13 words, or a whole shorter text, is in one that is kept out."""
+        """Whether any run of 13 words is in one that is kept out; of a shorter text, whether one
+        that is kept out says the same and no more."""
         return any(each in self._grams for each in self._of(text))
 
     def _of(self, text: str) -> list[tuple[str, ...]]:
