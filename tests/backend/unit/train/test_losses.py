@@ -45,6 +45,7 @@ def given(dtype: torch.dtype, seed: int = 0, num_rows: int = NUM_ROWS) -> Given:
 
     labels = torch.randint(VOCAB, (num_rows,), generator=rng)
     labels[::5] = -1
+    labels[1], labels[2] = 0, VOCAB - 1
     weights = torch.rand(num_rows, generator=rng) * (labels >= 0)
     return Given(
         made(num_rows, HIDDEN).requires_grad_(),
