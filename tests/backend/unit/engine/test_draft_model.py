@@ -27,6 +27,8 @@ from tests.support.engine_world import (
 )
 from tests.support.tiny_checkpoints import save_tiny
 
+pytestmark = pytest.mark.slow  # all of them together; `make check` has the parts
+
 NUM_DRAFTS = 3
 
 
