@@ -39,7 +39,7 @@ DEATHS = {
     "after_hold": 240,
     "after_sent": 240,
     "mid_stream": 100,
-    "before_settle_commit": 24,
+    "before_settle_commit": 40,  # of groups, which hold two requests or so
 }
 CLIENTS = 4
 PROFILES = tuple(
