@@ -138,6 +138,7 @@ async def test_what_is_no_account_is_logged_once_and_the_endpoint_serves_on(
     assert SECRET not in str(logged)
 
 
+@pytest.mark.slow
 async def test_server_that_keeps_silent_is_given_up_and_then_counts_as_full(tmp_path: Path) -> None:
     is_silent = asyncio.Event()
 
