@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from backend.config import EngineConfig
 from backend.errors import SetupError
 from backend.models.interface import FeatureTap
+from backend.serving.acceptance_alarm import PLACES_NOTE
 from backend.serving.draft_check import target_identity
 from backend.serving.loading import Prepared, prepare
 from backend.speculate.heads.base import DraftHead
@@ -39,16 +39,14 @@ from backend.train.states import StateStore, token_counts
 from backend.train.teacher import Teacher
 from backend.train.trainer import Progress, Trainer, TrainPlan
 
-log = logging.getLogger(__name__)
-
-_LOSSES: Mapping[Method, LossFunction] = {
+LOSSES: Mapping[Method, LossFunction] = {
     "eagle3": eagle3.loss,
     "dflash": dflash.loss,
     "dspark": dspark.loss,
 }
 # As published: EAGLE-3 learns the target's distribution; DFlash the text; DSpark mostly the
 # distance of both distributions.
-_WEIGHTS: Mapping[Method, LossWeights] = {
+WEIGHTS: Mapping[Method, LossWeights] = {
     "eagle3": LossWeights(soft=1.0),
     "dflash": LossWeights(text=1.0),
     "dspark": LossWeights(text=0.1, distance=0.9),
@@ -113,7 +111,7 @@ def train(job: TrainJob, config: EngineConfig, show: Show) -> PlaceCounts:
     head = _head(job, plan, prepared, train_texts, dtype)
     trainer = Trainer(
         head,
-        _LOSSES[job.method],
+        LOSSES[job.method],
         _train_plan(job, plan, dtype),
         texts=train_texts,
         held_out=held_out,
@@ -127,9 +125,7 @@ def train(job: TrainJob, config: EngineConfig, show: Show) -> PlaceCounts:
         _publish(job, head, identity, counts)
         show.on_checkpoint(counts)
 
-    counts = trainer.run(show.on_step, publish)
-    _publish(job, head, identity, counts)
-    return counts
+    return trainer.run(show.on_step, publish)
 
 
 def _texts(job: TrainJob, prepared: Prepared, identity: TargetIdentity, show: Show) -> list[Text]:
@@ -192,7 +188,7 @@ def _head(
 def _train_plan(job: TrainJob, plan: HeadPlan, dtype: torch.dtype) -> TrainPlan:
     settings = LossSettings(
         num_drafts=plan.num_drafts,
-        weights=replace(_WEIGHTS[job.method], soft=_WEIGHTS[job.method].soft + job.distil),
+        weights=replace(WEIGHTS[job.method], soft=WEIGHTS[job.method].soft + job.distil),
         decay=_DECAY[job.method],
         anchor_share=job.anchor_share,
         dtype=dtype,
@@ -246,7 +242,7 @@ def _publish(job: TrainJob, head: DraftHead, target: TargetIdentity, counts: Pla
             thinking="off" if target.has_thinking else "none",
             acceptance={"": _rate(counts)},
             notes={
-                "acceptance_by_place": [round(each, 4) for each in counts.rates],
+                PLACES_NOTE: [round(each, 4) for each in counts.rates],
                 "mean_acceptance_length": round(counts.mean_acceptance_length, 3),
                 "prompts": job.prompts.name,
                 "epochs": job.epochs,

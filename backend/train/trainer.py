@@ -121,7 +121,10 @@ class Trainer:
                 on_checkpoint(held_out)
                 saved_s = time.monotonic()
             on_progress(self._progress(meters, found, held_out))
-        return held_out or self.measure()
+        if held_out is None:  # there was nothing left to train
+            held_out = self.measure()
+            on_checkpoint(held_out)
+        return held_out
 
     def measure(self) -> PlaceCounts:
         """What greedy decoding would accept on the texts that were held out."""

@@ -26,9 +26,6 @@ from backend.cli.environment import Environment
 from backend.cli.measuring import machine
 from backend.cli.measuring.questions import (
     Question,
-    fetch_gsm8k,
-    gsm8k_path,
-    read_questions,
 )
 from backend.cli.measuring.report import answer_row
 from backend.cli.model_store import ModelStore
@@ -39,6 +36,7 @@ from tests.bench.peers.engines import (
     OUR_MODES,
     Engine,
     ServerEngine,
+    gsm8k_questions,
     llama_cpp,
     ours,
     processor_s,
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = Environment.read()
     try:
         model = options.model or ModelStore(environment.models_folder).choose("smollm2").path
-        questions = _questions(environment)
+        questions = gsm8k_questions(environment)
     except SetupError as error:
         # `make bench` runs everything there is; a comparison needs a model to compare with.
         print(f"not compared: {error}", file=sys.stderr)
@@ -107,13 +105,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--serve-options", default="", help="for ours, in one argument")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
-
-
-def _questions(environment: Environment) -> list[Question]:
-    path = gsm8k_path(environment.home)
-    if not path.is_file():
-        fetch_gsm8k(environment.home, environment.variables, lambda _: None)
-    return read_questions(path)
 
 
 def _measure_singles(

@@ -25,14 +25,14 @@ import msgspec
 from backend.cli.environment import Environment
 from backend.cli.measuring import machine
 from backend.cli.measuring.asking import Answer
-from backend.cli.measuring.questions import Question, fetch_gsm8k, gsm8k_path, read_questions
+from backend.cli.measuring.questions import Question
 from backend.cli.measuring.report import answer_row, number, table
 from backend.cli.measuring.speculating import is_identical, is_looping
 from backend.cli.measuring.summary import decode_rate
 from backend.cli.model_store import ModelStore
 from backend.errors import SetupError
 from tests.bench.peers.comparing import Spread, paired_ratios
-from tests.bench.peers.engines import ServerEngine, llama_cpp, ours
+from tests.bench.peers.engines import ServerEngine, gsm8k_questions, llama_cpp, ours
 
 METHODS = ("ngram", "eagle3", "dflash", "dspark", "dspark+ngram")
 HEADS = METHODS[1:4]
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SetupError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 0
-    questions = _questions(environment)[: options.questions]
+    questions = gsm8k_questions(environment)[: options.questions]
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     found = Found(options.threads)
     with contextlib.ExitStack() as stack:
@@ -129,13 +129,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
-
-
-def _questions(environment: Environment) -> list[Question]:
-    path = gsm8k_path(environment.home)
-    if not path.is_file():
-        fetch_gsm8k(environment.home, environment.variables, lambda _: None)
-    return read_questions(path)
 
 
 def _contenders(

@@ -15,13 +15,12 @@ from backend.engine.engine import Engine
 from backend.engine.interface import EngineRequest
 from backend.sampling.params import SamplingParams
 from backend.speculate.heads.base import DraftHead
-from backend.train import dflash, dspark, eagle3
 from backend.train.corpus import Text
 from backend.train.counting import PlaceCounts
 from backend.train.generating import Wanted, write_all
-from backend.train.losses import LossWeights
-from backend.train.method import LossFunction, LossSettings
+from backend.train.method import LossSettings
 from backend.train.new_head import HeadPlan, Method, new_head, start_from_target
+from backend.train.run import LOSSES, WEIGHTS
 from backend.train.states import StateStore, token_counts
 from backend.train.teacher import Teacher
 from backend.train.trainer import Progress, Trainer, TrainPlan
@@ -33,16 +32,6 @@ NUM_DRAFTS = 4
 BIAS = {token: 30.0 for token in range(10, 34)}
 DRAFT_VOCAB = 20
 MASK_TOKEN = 3
-LOSSES: Mapping[Method, LossFunction] = {
-    "eagle3": eagle3.loss,
-    "dflash": dflash.loss,
-    "dspark": dspark.loss,
-}
-WEIGHTS: Mapping[Method, LossWeights] = {
-    "eagle3": LossWeights(soft=1.0),
-    "dflash": LossWeights(text=1.0),
-    "dspark": LossWeights(text=0.1, distance=0.9),
-}
 
 
 def written(target: Tiny, num_texts: int, *, seed: int = 0) -> list[Text]:

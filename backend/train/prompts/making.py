@@ -14,7 +14,7 @@ from backend.errors import BadRequest, SetupError
 from backend.serving.loading import Prepared
 from backend.train.prompts.code import code_prompts
 from backend.train.prompts.files import read_prompts, write_prompts
-from backend.train.prompts.overlap import HeldOut
+from backend.train.prompts.overlap import GRAM, HeldOut
 from backend.train.prompts.own_turns import own_turns
 from backend.train.prompts.word_problems import openings
 
@@ -51,7 +51,7 @@ def make_prompts(recipe: Recipe, prepared: Prepared, out: Path, say: Callable[[s
         made[turn] = {"messages": [message], "kind": kind, "temperature": temperature}
     lines = list(made.values())
     rng.shuffle(lines)
-    say(f"{num_left_out} left out, which share {13} words in a row with what is held out")
+    say(f"{num_left_out} left out, which share {GRAM} words in a row with what is held out")
     return write_prompts(out, lines)
 
 

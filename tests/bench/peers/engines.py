@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Protocol
 
 from backend.cli.bench import TENANT_HEADER
+from backend.cli.environment import Environment
 from backend.cli.measuring.asking import Answer, Ask, ask_once, find_model
 from backend.cli.measuring.http_client import Address, HttpClient
 from backend.cli.measuring.load import Level, Played, play
 from backend.cli.measuring.own_server import free_port, running, serve_command, stop
-from backend.cli.measuring.questions import Question
+from backend.cli.measuring.questions import (
+    Question,
+    fetch_gsm8k,
+    gsm8k_path,
+    read_questions,
+)
 from gateway.stats.timeline import Stamps
 from gateway.wire.usage import Usage
 
@@ -33,6 +39,14 @@ OUR_MODES: dict[str, tuple[str, ...]] = {
 }
 WORKER = Path(__file__).with_name("transformers_worker.py")
 _numbers = itertools.count()
+
+
+def gsm8k_questions(environment: Environment) -> list[Question]:
+    """The 100 that `bench` asks too; fetched once."""
+    path = gsm8k_path(environment.home)
+    if not path.is_file():
+        fetch_gsm8k(environment.home, environment.variables, lambda _: None)
+    return read_questions(path)
 
 
 class Engine(Protocol):
