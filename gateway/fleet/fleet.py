@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 
 import msgspec
 
@@ -25,9 +24,10 @@ from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
 from gateway.fleet.lengths import Lengths
-from gateway.fleet.live import LiveEndpoint
+from gateway.fleet.live import LiveEndpoint, share_with_peers
 from gateway.fleet.sample import Sample
-from gateway.fleet.state import STATE_VERSION, FleetState, read_state
+from gateway.fleet.sharing import Outbox
+from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
 
 SNAPSHOT_EVERY_S = 1.0
@@ -57,8 +57,8 @@ class Fleet:
         new_id: Callable[[], str],
         rng: Rng | None = None,
     ) -> None:
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self.clock = clock
+        self.wall_clock = wall_clock
         self._price_rows = price_rows
         self._new_id = new_id
         # Spreads reopening times, the same way for the same id in a simulation.
@@ -71,6 +71,7 @@ class Fleet:
         self._lengths = Lengths()
         self._started = MinuteCounter()  # of all endpoints together
         self._credits = Credits()
+        self.replica = ""  # this one's name among others; "" = alone
         self._events: deque[FleetEvent] = deque(maxlen=EVENTS_MAX)
         self._snapshot: FleetSnapshot | None = None
         self._snapshot_at_s = 0.0
@@ -85,7 +86,7 @@ class Fleet:
         Beliefs and prices are up to a second old and shared; in-flight, breaker and cache are
         of this instant.
         """
-        now_s = self._clock()
+        now_s = self.clock()
         snapshot = self._snapshot_of(now_s)
         by_id = self._by_id
         lives = [by_id[endpoint_id] for endpoint_id in endpoint_ids if endpoint_id in by_id]
@@ -141,14 +142,14 @@ class Fleet:
 
     def snapshot(self) -> FleetSnapshot:
         """Beliefs and prices, at most a second old; the same object until then."""
-        return self._snapshot_of(self._clock())
+        return self._snapshot_of(self.clock())
 
     def _snapshot_of(self, now_s: float) -> FleetSnapshot:
         kept = self._snapshot
         if kept is not None and 0.0 <= now_s - self._snapshot_at_s < SNAPSHOT_EVERY_S:
             return kept
-        wall_s = self._wall_clock()
-        self._share_with_peers()
+        wall_s = self.wall_clock()
+        share_with_peers(self._by_key.values(), now_s)
         built = FleetSnapshot(
             id=self._new_id(),
             at_unix_s=wall_s,
@@ -165,25 +166,10 @@ class Fleet:
         self._snapshot_at_s = now_s
         return built
 
-    def _share_with_peers(self) -> None:
-        """Give each estimator the median of the other endpoints of its model."""
-        groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
-        for live in self._by_key.values():
-            model = live.endpoint.canonical_model or live.endpoint.model
-            groups.setdefault(model, []).append((live, *live.estimator.peer_means()))
-        for members in groups.values():
-            for live, _, _ in members:
-                others = [member for member in members if member[0] is not live]
-                ttfts = [ttft for _, ttft, _ in others if ttft is not None]
-                rates = [rate for _, _, rate in others if rate is not None]
-                live.estimator.set_peers(
-                    median(ttfts) if ttfts else None, median(rates) if rates else None
-                )
-
     def ttft_timeout_s(self, endpoint_id: str, facts: RequestFacts) -> float:
         """How long to wait for the first token; for a whole answer, for its end."""
         live = self._by_id.get(endpoint_id)
-        now_s = self._clock()
+        now_s = self.clock()
         if live is None:
             return TIMEOUT_MAX_S if facts.stream else TIMEOUT_WHOLE_MAX_S
         if facts.stream:
@@ -203,7 +189,7 @@ class Fleet:
         Against an endpoint of an older policy nothing is known, so it may be tried.
         """
         live = self._by_id.get(endpoint_id)
-        return live is None or live.may_send(self._clock(), in_panic=in_panic)
+        return live is None or live.may_send(self.clock(), in_panic=in_panic)
 
     # Spending on learning
 
@@ -220,7 +206,7 @@ class Fleet:
         """Book one probe of a silent endpoint: no other for a while, and not for more an hour."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
-            live.probed(cost_nanos, self._clock())
+            live.probed(cost_nanos, self.clock())
 
     def limit_exploration(self, limits: ExplorationLimits) -> None:
         """Obey the policy's `exploration`."""
@@ -240,7 +226,7 @@ class Fleet:
         """A request is about to be sent there; `observe` or `abandoned` must follow."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
-            now_s = self._clock()
+            now_s = self.clock()
             live.begin(now_s)
             self._started.add(now_s)
 
@@ -249,11 +235,11 @@ class Fleet:
         live = self._by_id.get(endpoint_id)
         if live is not None:
             live.end()
-            live.breaker.release(self._clock())
+            live.breaker.release(self.clock())
 
     def observe(self, outcome: AttemptOutcome) -> None:
         """Learn from one ended attempt. Unknown endpoints (an old policy's) are ignored."""
-        now_s = self._clock()
+        now_s = self.clock()
         live = self._by_id.get(outcome.endpoint_id)
         for place, until_s in self._moved.get(outcome.endpoint_id, ()):
             if outcome.dispatched_at_s < until_s:
@@ -264,9 +250,11 @@ class Fleet:
         self._learn_prefix(live, outcome, now_s)
         sample, alarms, news = live.learn(outcome, now_s)
         live.end()
-        self._learn_length(sample, outcome, now_s)
+        if live.outbox is not None:
+            live.outbox.add(outcome, self._rng)
+        self.learn_length(sample, outcome, now_s)
         if alarms or news:
-            wall_s, endpoint_id = self._wall_clock(), live.endpoint.id
+            wall_s, endpoint_id = self.wall_clock(), live.endpoint.id
             self._events.extend(change_points(endpoint_id, alarms, wall_s))
             if news:
                 self._events.append(breaker_moved(endpoint_id, news, outcome.failure, wall_s))
@@ -296,7 +284,8 @@ class Fleet:
                 shared = usage.cached_read
             affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
 
-    def _learn_length(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
+    def learn_length(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
+        """Own answers, and those that other replicas tell of."""
         if sample.length_tokens is None:
             return
         self._lengths.observe(
@@ -309,7 +298,12 @@ class Fleet:
     def report_load(self, endpoint_id: str, load: MachineLoad) -> None:
         """An endpoint's own account of its work, queue and cache."""
         if (live := self._by_id.get(endpoint_id)) is not None:
-            live.report_load(load, self._clock())
+            live.report_load(load, self.clock())
+
+    @property
+    def by_key(self) -> Mapping[str, LiveEndpoint]:
+        """Live state by state key; for `gateway.fleet.replicas`."""
+        return self._by_key
 
     # Showing and keeping
 
@@ -321,13 +315,13 @@ class Fleet:
 
     def metrics(self, endpoint_id: str) -> dict[str, object]:
         """One endpoint for the status page; raises KeyError if it is not in the fleet."""
-        now_s = self._clock()
+        now_s = self.clock()
         num_started = self._started.last(SHARE_MINUTES, now_s)
         return summarise(self._by_id[endpoint_id], num_started, now_s)
 
     def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Follow the policy. State survives by (provider, base URL, model), and a way back."""
-        now_s = self._clock()
+        now_s = self.clock()
         old_by_id, old_by_key = self._by_id, self._by_key
         self._by_id, self._by_key = {}, {}
         for endpoint in endpoints:
@@ -339,6 +333,7 @@ class Fleet:
                 live = LiveEndpoint(endpoint, self._rng, now_s)
             live.adopt(endpoint)
             live.probes.limits = self._credits.limits
+            live.outbox = (live.outbox or Outbox()) if self.replica else None
             self._by_key[key] = self._by_id[endpoint.id] = live
         self._keep_moved(old_by_id, now_s)
         for key, live in old_by_key.items():
@@ -360,10 +355,10 @@ class Fleet:
 
     def export_state(self) -> dict[str, object]:
         """Beliefs as JSON-able values, for `import_state` after a restart."""
-        now_s = self._clock()
+        now_s = self.clock()
         state = FleetState(
             version=STATE_VERSION,
-            at_unix_s=self._wall_clock(),
+            at_unix_s=self.wall_clock(),
             credits=self._credits.amount,
             endpoints={key: live.estimator.export(now_s) for key, live in self._by_key.items()},
             capacities={key: live.capacity.limit for key, live in self._by_key.items()},
@@ -374,16 +369,12 @@ class Fleet:
 
     def import_state(self, exported: Mapping[str, object]) -> bool:
         """Take beliefs over, aged by the time away; False if they are of no use, then start new."""
-        read = read_state(exported, self._wall_clock())
+        read = read_state(exported, self.wall_clock())
         if read is None:
             return False
         state, away_s = read
-        now_s = self._clock()
-        for key, live in self._by_key.items():
-            if key in state.endpoints:
-                live.estimator.load(state.endpoints[key], now_s, away_s)
-                live.capacity.load(state.capacities.get(key, live.capacity.limit))
-                live.adopt(live.endpoint)
+        now_s = self.clock()
+        load_endpoints(state, self._by_key, now_s, away_s)
         for model, histogram in state.lengths.items():
             self._lengths.load(model, histogram, now_s, away_s)
         self._credits.amount = min(self._credits.limits.credits_max, max(0.0, state.credits))

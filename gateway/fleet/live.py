@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from statistics import median
 
 from msgspec import structs
 
@@ -14,6 +15,7 @@ from gateway.fleet.capacity import Capacity
 from gateway.fleet.estimator import EndpointEstimator
 from gateway.fleet.exploration import MinuteCounter, ProbeBudget
 from gateway.fleet.sample import Sample
+from gateway.fleet.sharing import Elsewhere, EndpointNews, Outbox, as_own
 
 CACHE_RATIO_N0 = 4_000.0  # tokens
 CACHE_RATIO_FADE = 0.98  # a reused prefix
@@ -28,10 +30,12 @@ class LiveEndpoint:
         "breaker",
         "calm_view",
         "capacity",
+        "elsewhere",
         "endpoint",
         "estimator",
         "in_flight",
         "num_rate_limited",
+        "outbox",
         "probes",
         "promised",
         "seed",
@@ -49,6 +53,8 @@ class LiveEndpoint:
         self.num_rate_limited = MinuteCounter()
         self.in_flight = 0
         self.promised = 0  # decided for and not begun: a burst must not decide by one and the same
+        self.elsewhere = Elsewhere()
+        self.outbox: Outbox | None = None  # only where there are other replicas
         self._cache_seen = 0.0
         self._cache_expected = 0.0
         # The view of a closed endpoint without cached tokens, until its in-flight count changes;
@@ -92,6 +98,32 @@ class LiveEndpoint:
         self.in_flight = max(0, self.in_flight - 1)
         self.calm_view = None
 
+    @property
+    def everywhere(self) -> int:
+        """In flight, those of other replicas as last heard of included."""
+        return self.in_flight + self.elsewhere.total
+
+    def news(self, now_s: float) -> EndpointNews:
+        """What happened here since the last call."""
+        outcomes = self.outbox.take(now_s) if self.outbox is not None else ()
+        return EndpointNews(in_flight=self.in_flight, outcomes=outcomes)
+
+    def hear(
+        self, replica: str, news: EndpointNews, now_s: float, age_s: float
+    ) -> list[tuple[Sample, AttemptOutcome]]:
+        """Another replica's news of `age_s` ago: its samples and failures count like own ones."""
+        self.elsewhere.hear(replica, news.in_flight, now_s)
+        heard = []
+        for told in news.outcomes:
+            outcome = as_own(told, now_s, age_s)
+            sample, _, _ = self.estimator.observe(outcome, now_s)
+            failure = sample.failure
+            if failure is None or not FAILURES[failure].counts_as_capacity:
+                self._judge(sample, outcome, now_s)
+            heard.append((sample, outcome))
+        self.calm_view = None
+        return heard
+
     def view(
         self, now_s: float, cached: int = 0, *, is_last: bool = False, is_home: bool = False
     ) -> EndpointLive:
@@ -107,7 +139,7 @@ class LiveEndpoint:
         state, reopens_in_s = self.shut(now_s)
         built = EndpointLive(
             endpoint_id=self.endpoint.id,
-            in_flight=self.in_flight + self.promised,
+            in_flight=self.everywhere + self.promised,
             capacity=self.capacity.now(now_s),
             breaker=state,
             reopens_in_s=reopens_in_s,
@@ -116,7 +148,7 @@ class LiveEndpoint:
             is_home=is_home,
             is_cooling=state == "open" and self.breaker.is_closed,
             was_probed=was_probed,
-            is_full=self.capacity.is_full(self.in_flight + self.promised, now_s),
+            is_full=self.capacity.is_full(self.everywhere + self.promised, now_s),
             is_silent=self.capacity.is_silent(now_s),
             machine=self.capacity.told(now_s),
         )
@@ -141,7 +173,7 @@ class LiveEndpoint:
         return self.calm_view is not None or self.shut(now_s)[0] == "closed"
 
     def report_load(self, load: MachineLoad, now_s: float) -> None:
-        sent = self.in_flight + self.promised
+        sent = self.everywhere + self.promised
         self.capacity.report(structs.replace(load, in_flight=sent), now_s)
         self.calm_view = None
 
@@ -166,10 +198,10 @@ class LiveEndpoint:
         if is_push_back:
             self.num_rate_limited.add(now_s)
             self.capacity.pushed_back(
-                self.in_flight, outcome.dispatched_at_s, outcome.retry_after_s, now_s
+                self.everywhere, outcome.dispatched_at_s, outcome.retry_after_s, now_s
             )
         elif failure is None:
-            self.capacity.succeeded(self.in_flight, residual, now_s, outcome.dispatched_at_s)
+            self.capacity.succeeded(self.everywhere, residual, now_s, outcome.dispatched_at_s)
         if news == "closed":
             self.capacity.restart()
         return sample, alarms, news
@@ -192,3 +224,22 @@ class LiveEndpoint:
     def cache_ratio(self) -> float:
         """Share of the expected cached tokens that really are cached; 1 before any reuse."""
         return (self._cache_seen + CACHE_RATIO_N0) / (self._cache_expected + CACHE_RATIO_N0)
+
+
+def share_with_peers(lives: Iterable[LiveEndpoint], now_s: float) -> None:
+    """Give each estimator the median of its model's other endpoints; forget replicas gone silent."""
+    groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
+    for live in lives:
+        if live.elsewhere.total:
+            live.elsewhere.forget(now_s)
+            live.calm_view = None
+        model = live.endpoint.canonical_model or live.endpoint.model
+        groups.setdefault(model, []).append((live, *live.estimator.peer_means()))
+    for members in groups.values():
+        for live, _, _ in members:
+            others = [member for member in members if member[0] is not live]
+            ttfts = [ttft for _, ttft, _ in others if ttft is not None]
+            rates = [rate for _, _, rate in others if rate is not None]
+            live.estimator.set_peers(
+                median(ttfts) if ttfts else None, median(rates) if rates else None
+            )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.fleet.estimator import EstimatorState
+from gateway.fleet.live import LiveEndpoint
 from gateway.stats.quantiles import HistogramState
 
 STATE_VERSION = 1
@@ -40,3 +41,14 @@ def read_state(exported: Mapping[str, object], wall_s: float) -> tuple[FleetStat
         return None
     away_s = max(0.0, wall_s - state.at_unix_s)
     return (state, away_s) if away_s <= AWAY_MAX_S else None
+
+
+def load_endpoints(
+    state: FleetState, by_key: Mapping[str, LiveEndpoint], now_s: float, away_s: float
+) -> None:
+    """Give each endpoint that is still there its beliefs and its learned limit back."""
+    for key, live in by_key.items():
+        if key in state.endpoints:
+            live.estimator.load(state.endpoints[key], now_s, away_s)
+            live.capacity.load(state.capacities.get(key, live.capacity.limit))
+            live.adopt(live.endpoint)
