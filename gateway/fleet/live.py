@@ -227,7 +227,7 @@ class LiveEndpoint:
 
 
 def share_with_peers(lives: Iterable[LiveEndpoint], now_s: float) -> None:
-    """Give each estimator the median of its model's other endpoints; forget replicas gone silent."""
+    """Give each estimator the median of its model's others; forget replicas gone silent."""
     groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
     for live in lives:
         if live.elsewhere.total:
