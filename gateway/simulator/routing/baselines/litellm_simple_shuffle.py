@@ -1,8 +1,8 @@
 """LiteLLM `simple-shuffle`, its default. Source: LiteLLM router strategies; gateways 2.
 
 By chance: weighted by requests a minute where all have a limit, else evenly. (The code looks at the
-first deployment only, and one without a limit then weighs 0. Nobody would configure that on purpose,
-so limits published by some providers only are left out here.) The next of the order is drawn the
+first deployment only, and one without a limit then weighs 0. Nobody would configure that so, hence
+limits that only some providers publish are left out here.) The next of the order is drawn the
 same way from those left.
 """
 
