@@ -6,7 +6,7 @@ authenticate → parse → describe → admit → decide → relay (reserve, sen
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -254,8 +254,10 @@ def _waited_for(error: NoEligibleEndpoint, view: FleetView) -> tuple[list[str], 
     return ids, sum(view.live[each].capacity for each in ids if each in view.live)
 
 
-def candidate_ids(policy: Policy, facts: RequestFacts) -> list[str]:
+def candidate_ids(policy: Policy, facts: RequestFacts) -> Sequence[str]:
     """Endpoints that could serve any of the models wanted, each once."""
+    if len(facts.models) == 1:
+        return tuple([each.id for each in policy.pools.get(facts.models[0], ())])
     pools = (policy.pools.get(model, ()) for model in facts.models)
     return list(dict.fromkeys(each.id for pool in pools for each in pool))
 
