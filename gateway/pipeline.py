@@ -21,6 +21,7 @@ from gateway.keys.ticket import Ticket
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
+from gateway.measure.shadow import Shadow
 from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
 from gateway.policy.explain import explain, explain_in_header
@@ -90,6 +91,7 @@ class Gateway:
     started_at_s: float
     allowed_hosts: frozenset[str] = frozenset()
     tracing: Tracing | None = None
+    shadow: Shadow | None = None
     is_draining: bool = False
     is_ready: bool = False
     meter: MachineMeter = field(default_factory=lambda: MachineMeter(began_s=0.0))
@@ -152,6 +154,8 @@ async def _serve_admitted(
         decided = await decide_waiting(gateway, policy, facts)
         try:
             record.decided(decided.plan, decided.view)
+            if gateway.shadow is not None:
+                gateway.shadow.offer(facts, decided.plan, decided.view, policy)
             if await _explained(inbound, decided, policy, record):
                 return
             job = RelayJob(
