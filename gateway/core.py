@@ -315,7 +315,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_id: str
     seed: int
     why: str = ""  # why the first goes first, as a sentence
-    draw: float | None = None  # the uniform number that chose among near equals; None: none did
+    draw: int | None = None  # the place in the ring of draws that chose among near equals
     cost_nanos: int = 0  # expected, at the first of `order`
     cached: tuple[tuple[str, int], ...] = ()  # (endpoint id, prompt tokens expected cached there)
     explored: bool = False  # paid one exploration credit
