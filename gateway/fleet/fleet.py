@@ -222,13 +222,19 @@ class Fleet:
 
     # Learning
 
-    def started(self, endpoint_id: str) -> None:
-        """A request is about to be sent there; `observe` or `abandoned` must follow."""
+    def started(self, endpoint_id: str) -> int:
+        """
+        A request is about to be sent there; `observe` or `abandoned` must follow.
+
+        Returns how many are in flight there then: what its outcome will be judged by.
+        """
         live = self._by_id.get(endpoint_id)
-        if live is not None:
-            now_s = self.clock()
-            live.begin(now_s)
-            self._started.add(now_s)
+        if live is None:
+            return 1
+        now_s = self.clock()
+        live.begin(now_s)
+        self._started.add(now_s)
+        return live.everywhere
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""

@@ -141,6 +141,7 @@ class LiveEndpoint:
             endpoint_id=self.endpoint.id,
             in_flight=self.everywhere + self.promised,
             capacity=self.capacity.now(now_s),
+            places=min(self.estimator.slowdown.places_now, self.capacity.now(now_s)),
             breaker=state,
             reopens_in_s=reopens_in_s,
             cached_tokens=cached,

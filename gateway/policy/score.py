@@ -110,7 +110,7 @@ def score_endpoint(
     hour_nanos: int | None = None,
 ) -> Score:
     """J at the means. The drawn score starts equal to it. `hour_nanos`: of its own machine."""
-    load = (live.in_flight + 1) / live.capacity if live.capacity > 0 else 1.0
+    load = (live.in_flight + 1) / live.places if live.places > 0 else 1.0
     if load < 1.0:
         load = 1.0
     cached, uncached = live.cached_tokens, want.prompt_tokens

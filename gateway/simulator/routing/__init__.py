@@ -1,0 +1,1 @@
+"""A seeded world with a virtual clock, in which routers race: the product's own, and others'."""

@@ -1,0 +1,1 @@
+"""Requests to route: public traces where they are at hand, generators with their statistics."""
