@@ -7,7 +7,8 @@ time inside a process is monotonic seconds.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import msgspec
 
@@ -130,7 +131,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.provider}|{self.base_url}|{self.model}"
 
 
-class ProviderPreferences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProviderPreferences(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True
+):
     """OpenRouter's `provider` object, field by field."""
 
     order: tuple[str, ...] = ()
@@ -246,13 +249,19 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     machine: MachineLoad | None = None  # self-hosted: its own account of its work
 
 
-class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One second's beliefs and prices; stored, so that a decision can be repeated."""
 
     id: str
     at_unix_s: float
     stats: dict[str, EndpointStats]
     prices: dict[str, tuple[PriceRow, ...]]  # every tier and context step valid now
+
+    @cached_property
+    def worked_out(self) -> dict[object, Any]:
+        """What pure functions have made of it, for as long as it lives; neither stored nor
+        compared."""
+        return {}
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,16 +302,23 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """An ordered decision with its reasons."""
+    """
+    An ordered decision, and what of it cannot be worked out again.
+
+    The candidates with their terms can: `policy.explain.candidates_of` does, for those who ask.
+    """
 
     model: str  # the public model decided for
     route: str
     preference: str  # "fastest" | "balanced" | "cheapest" | "throughput" | …
     order: tuple[str, ...]  # endpoint ids; the first is tried first
-    candidates: tuple[Candidate, ...]
     policy_version: str
     snapshot_id: str
     seed: int
+    why: str = ""  # why the first goes first, as a sentence
+    draw: float | None = None  # the uniform number that chose among near equals; None: none did
+    cost_nanos: int = 0  # expected, at the first of `order`
+    cached: tuple[tuple[str, int], ...] = ()  # (endpoint id, prompt tokens expected cached there)
     explored: bool = False  # paid one exploration credit
     is_panic: bool = False  # every breaker is open; the first of the order is tried early
     models: tuple[str, ...] = ()  # the public model of each in `order`; empty: all are `model`'s
@@ -310,6 +326,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def model_of(self, endpoint_id: str) -> str:
         """The public model that an endpoint of `order` serves for."""
         return self.models[self.order.index(endpoint_id)] if self.models else self.model
+
+    def cached_tokens(self, endpoint_id: str) -> int:
+        """Prompt tokens that an endpoint of `order` is expected to have cached."""
+        for known_id, num_tokens in self.cached:
+            if known_id == endpoint_id:
+                return num_tokens
+        return 0
 
 
 class AttemptOutcome(msgspec.Struct, kw_only=True):

@@ -6,7 +6,6 @@ authenticate → parse → describe → admit → decide → relay (reserve, sen
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -33,6 +32,7 @@ from gateway.relay.admission import Admission, Turn
 from gateway.relay.dispatch import Relay
 from gateway.relay.job import ClientSink, RelayJob
 from gateway.settings import Settings
+from gateway.stats.seeded import Seeded
 from gateway.store.engine import Store
 from gateway.wire.limits_headers import rate_limit_headers
 from gateway.wire.pieces import SURFACE_DIALECT, Surface
@@ -40,6 +40,7 @@ from gateway.wire.requests import ParsedRequest, parse_request
 
 EXPLAIN_HEADER_BYTES_MAX = 12_288
 OVERHEADS_MAX = 4_096
+_SEEDS = random.Random()  # noqa: S311 - stored, to repeat the decision; no secret
 
 
 class Client(ClientSink, Protocol):
@@ -151,7 +152,7 @@ async def _serve_admitted(
         decided = await decide_waiting(gateway, policy, facts)
         try:
             record.decided(decided.plan, decided.view)
-            if await _explained(inbound, decided.plan, record):
+            if await _explained(inbound, decided, policy, record):
                 return
             job = RelayJob(
                 request_id=inbound.request_id,
@@ -173,18 +174,21 @@ async def _serve_admitted(
         ticket.close()
 
 
-async def _explained(inbound: Inbound, plan: Plan, record: RequestRecord) -> bool:
+async def _explained(
+    inbound: Inbound, decided: Decided, policy: Policy, record: RequestRecord
+) -> bool:
     """Give the reasons if they are asked for; True when that is all that was asked for."""
     wish = inbound.headers.get("x-looprouter-explain", "")
     if not wish:
         return False
     client = inbound.client
+    shown = explain(decided.plan, record.facts, decided.view, policy)
     if wish.lower() in ("only", "dry-run"):
-        reasons = msgspec.json.encode(explain(plan))
+        reasons = msgspec.json.encode(shown)
         await client.answer(200, [(b"content-type", b"application/json")], reasons)
         record.status = 200
         return True
-    line = explain_in_header(plan, EXPLAIN_HEADER_BYTES_MAX)
+    line = explain_in_header(shown, EXPLAIN_HEADER_BYTES_MAX)
     client.extra_headers.append((b"x-looprouter-explain", line))
     return False
 
@@ -216,10 +220,9 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
     with Turn(admission, facts.lane, gateway.clock) as turn:
         while True:
             view = gateway.fleet.view(facts, candidate_ids(policy, facts))
-            seed = secrets.randbits(53)
+            seed = _SEEDS.getrandbits(53)
             try:
-                rng = random.Random(seed)  # noqa: S311 - stored, to repeat the decision; no secret
-                plan = decide(facts, view, policy, rng, seed=seed)
+                plan = decide(facts, view, policy, Seeded(seed), seed=seed)
             except NoEligibleEndpoint as error:
                 if not error.is_capacity:
                     raise
@@ -238,8 +241,7 @@ async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) 
             if plan.explored:
                 gateway.fleet.spend_credit()
                 if facts.lane is Lane.BATCH:
-                    terms = plan.candidates[0].terms
-                    gateway.fleet.spend_probe(plan.order[0], terms.cost_nanos if terms else 0)
+                    gateway.fleet.spend_probe(plan.order[0], plan.cost_nanos)
             let_go = gateway.fleet.promise(plan.order[0])
             return Decided(plan=plan, view=view, let_go=let_go)
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 
 from gateway.api.exchange import Exchange, Headers
+from gateway.api.reasons import candidates_of_row
 from gateway.core import Endpoint, PriceRow, dollars_per_million
 from gateway.errors import LedgerUnavailable, NoEligibleEndpoint, NotFound, UnknownModel
 from gateway.ledger.report import attempts_of
@@ -133,6 +134,7 @@ async def show_request(gateway: Gateway, exchange: Exchange, request_id: str) ->
     if row is None or row.tenant_id != caller.tenant_id:
         raise NotFound(f"there is no request {request_id!r} of yours")
     shown = row_json(row)
+    shown["candidates"] = msgspec.to_builtins(await candidates_of_row(gateway, row))
     shown["attempts"] = await _booked_attempts(gateway, row)
     await exchange.answer(200, JSON_HEADERS, msgspec.json.encode(shown))
 

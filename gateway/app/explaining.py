@@ -49,7 +49,8 @@ async def explain_request(
         policy=policy,
     )
     view = fleet.view(facts, candidate_ids(policy, facts))
-    return explain(decide(facts, view, policy, rng, seed=seed))
+    plan = decide(facts, view, policy, rng, seed=seed)
+    return explain(plan, facts, view, policy)
 
 
 async def believed_fleet(settings: Settings, policy: Policy) -> Fleet:

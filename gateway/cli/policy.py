@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from pathlib import Path
@@ -108,6 +107,7 @@ def explain(file: Path, request: Path, surface: str, seed: int, as_json: bool) -
     Uses what the gateway last learned of each endpoint, if there is a database.
     """
     from gateway.app.explaining import explain_request
+    from gateway.stats.seeded import Seeded
 
     settings = Settings.from_environment()
     try:
@@ -117,7 +117,7 @@ def explain(file: Path, request: Path, surface: str, seed: int, as_json: bool) -
                 file,
                 request.read_bytes(),
                 surface=surface,
-                rng=random.Random(seed),  # noqa: S311 - a seed to repeat, not cryptography
+                rng=Seeded(seed),
                 seed=seed,
             )
         )

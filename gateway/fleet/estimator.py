@@ -107,9 +107,7 @@ class EndpointEstimator:
         self._observe_success(sample, outcome, now_s)
         alarms: list[tuple[str, int]] = []
         in_flight = float(max(1, outcome.in_flight))
-        is_held_back = sample.may_give_rate and self._observe_rate(
-            sample, outcome, now_s, alarms
-        )
+        is_held_back = sample.may_give_rate and self._observe_rate(sample, outcome, now_s, alarms)
         residual = None if is_held_back else self._observe_ttft(sample, in_flight, now_s, alarms)
         self._keep_times(sample, now_s)
         return sample, residual, alarms

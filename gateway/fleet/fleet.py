@@ -29,10 +29,12 @@ from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
+from gateway.fleet.tokens import CHARACTERS_START
 
 SNAPSHOT_EVERY_S = 1.0
 EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
+REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
 ANSWER_TOKENS_DEFAULT = 4_096.0
 
 Clock = Callable[[], float]
@@ -258,7 +260,7 @@ class Fleet:
         live.end()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
-        self.learn_length(sample, outcome, now_s)
+        self.learn_length(sample, outcome, live, now_s)
         if alarms or news:
             wall_s, endpoint_id = self.wall_clock(), live.endpoint.id
             self._events.extend(change_points(endpoint_id, alarms, wall_s))
@@ -290,13 +292,16 @@ class Fleet:
                 shared = usage.cached_read
             affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
 
-    def learn_length(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
-        """Own answers, and those that other replicas tell of."""
+    def learn_length(
+        self, sample: Sample, outcome: AttemptOutcome, live: LiveEndpoint, now_s: float
+    ) -> None:
+        """Own answers, and those that other replicas tell of: in tokens of four characters."""
         if sample.length_tokens is None:
             return
+        characters = live.estimator.tokens.characters_per_token
         self._lengths.observe(
             (outcome.key_id, outcome.model, outcome.max_tokens, outcome.has_tools),
-            sample.length_tokens,
+            sample.length_tokens * characters / REFERENCE_CHARACTERS,
             now_s,
             is_capped=sample.is_length_capped,
         )

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from gateway.core import (
     AttemptOutcome,
     Caller,
+    Candidate,
     FleetSnapshot,
     FleetView,
     Plan,
@@ -105,7 +106,7 @@ class RequestRecord:
             policy_version=plan.policy_version if plan is not None else "",
             route=plan.route if plan is not None else "",
             preference=plan.preference if plan is not None else "",
-            candidates=plan.candidates if plan is not None else (),
+            candidates=in_brief(plan) if plan is not None else (),
             live=stored_view(self.view) if self.view is not None else None,
             seed=plan.seed if plan is not None else 0,
             snapshot_id=plan.snapshot_id if plan is not None else "",
@@ -122,6 +123,16 @@ class RequestRecord:
             cost_nanos=result.cost_nanos if result is not None else 0,
             billed_nanos=result.billed_nanos if result is not None else 0,
         )
+
+
+def in_brief(plan: Plan) -> tuple[Candidate, ...]:
+    """
+    The order and why its first is first. Terms and other reasons are worked out when asked for:
+    facts, live state, seed, snapshot and policy of a row give them again.
+    """
+    first, *others = plan.order
+    fallbacks = [Candidate(endpoint_id=each, outcome="fallback", reason="") for each in others]
+    return (Candidate(endpoint_id=first, outcome="chosen", reason=plan.why), *fallbacks)
 
 
 def _since_dispatch_ms(outcome: AttemptOutcome | None, stamp: str) -> float | None:
@@ -164,6 +175,10 @@ class Recorder:
 
     def recent(self, request_id: str) -> RequestRow | None:
         return self._recent.get(request_id)
+
+    def unwritten_snapshot(self, snapshot_id: str) -> FleetSnapshot | None:
+        """A snapshot that the database does not have yet."""
+        return self._snapshots.get(snapshot_id)
 
     def newest(self, num_rows: int) -> list[RequestRow]:
         rows = list(self._recent.values())[-num_rows:]

@@ -1,72 +1,55 @@
-"""The decision: facts, view, policy and randomness in; an ordered plan with its reasons out. Pure.
+"""The decision: facts, view, policy and randomness in; an ordered plan out. Pure.
 
 Order of business (reliability B.4): route → filter → score → affinity → draw → plan. The same
-arguments give the same plan, in the gateway, in the simulator and from the stored record.
+arguments give the same plan, in the gateway, in the simulator and from the stored record. Reasons
+and terms are not written down here: `gateway.policy.explain` works them out again when asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from math import exp
 from operator import attrgetter
 
 import msgspec
 
-from gateway.core import (
-    Candidate,
-    EndpointLive,
-    FleetView,
-    Lane,
-    Plan,
-    PriceRow,
-    ProviderPreferences,
-    RequestFacts,
-    Rng,
-)
-from gateway.errors import InvalidRequest, NoEligibleEndpoint, UnknownModel
-from gateway.policy.filter import Filtered, filter_endpoints, rank_in_order
-from gateway.policy.policy import Indexed, Policy
-from gateway.policy.routes import Preference, find_route
-from gateway.policy.score import (
-    NOT_MEASURED,
-    Score,
-    draw,
-    expected_of,
-    frozen,
-    score_endpoint,
-    time_p95_s,
-)
-from gateway.policy.thresholds import is_below_preferred
+from gateway.core import EndpointLive, FleetView, Lane, Plan, RequestFacts, Rng
+from gateway.errors import InvalidRequest, NoEligibleEndpoint
+from gateway.policy.asked import FIRST_PLACE, NAMES_MAX, Asked, asked
+from gateway.policy.filter import excluded, free_in_s, is_only_silent
+from gateway.policy.policy import Policy
+from gateway.policy.score import Rates, Want, Weighed, drawn_s, time_p95_s, want_of, weigh
 
 BAND = 1.10  # a mean score this close to the best may be taken for free
 HOUR_S = 3_600.0
 PANIC_AFTER_S = 2.0  # a pause that ends sooner is waited for, rather than try a broken endpoint
-NAMES_MAX = 8  # endpoints or models named in an error message; `detail` has them all
-_BALANCING = frozenset({"fastest", "balanced"})
-_SORTS: dict[str, str] = {"price": "price", "throughput": "throughput", "latency": "latency"}
-_SUFFIXES: dict[str, str] = {"nitro": "throughput", "floor": "price"}
-_LOST: dict[str, str] = {
-    "fastest": "fallback: predicted to finish later",
-    "balanced": "fallback: time and money together are worse",
-    "cheapest": "fallback: costs more, or may miss the deadline",
-    "throughput": "fallback: decodes slower",
-    "latency": "fallback: first token later",
-    "price": "fallback: costs more",
+BALANCING = frozenset({"fastest", "balanced"})
+
+AFFINITY = "affinity: its prompt cache is likely warm and it is within 10 % of best"
+EXPLORED = "exploration: its belief leaves room for it to be best; one credit paid"
+PROBED = "exploration: not measured for long, and this batch request can wait"
+IN_ORDER = "order: first of the request's provider.order that may serve it"
+ONLY_ONE = "the only endpoint that may serve this request"
+PANIC = "panic: every breaker is open; this one reopens soonest"
+FIRST: dict[str, str] = {
+    "fastest": "predicted to finish first (best draw within 10 % of the best mean)",
+    "balanced": "best of time and money (best draw within 10 % of the best mean)",
+    "cheapest": "cheapest that keeps the deadline, or the fastest when none does",
+    "throughput": "decodes fastest under its present load",
+    "latency": "first token soonest under its present load",
+    "price": "costs least",
 }
-_FIRST_GROUP = (0, 0, 0)
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_score = attrgetter("score_s")
 
 
-class Ranked(msgspec.Struct):
-    """An eligible endpoint with its score and its place."""
+class Ranking(msgspec.Struct, gc=False):
+    """Everyone who may serve a request, the best mean first."""
 
-    one: Indexed
-    live: EndpointLive
-    row: PriceRow
-    score: Score
-    group: tuple[int, int, int]  # deprioritised, model, rank in provider.order
-    key: float  # smaller is better within a group
+    asked: Asked
+    want: Want
+    entries: list[Weighed]
+    is_panic: bool
 
 
 def decide(
@@ -81,137 +64,156 @@ def decide(
     """
     The plan for one request.
 
-    `rng` must have been seeded with `seed`, which is only recorded. `tried` makes it a retry:
-    those endpoints are left out and nothing is explored. Raises UnknownModel, or
-    NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when waiting helps;
-    a 400 when no endpoint of the model serves the surface or holds the prompt, else a 503).
+    `rng` must have been seeded with `seed`, which is only recorded; at most one number is taken
+    from it. `tried` makes it a retry: those endpoints are left out and nothing is explored. Raises
+    UnknownModel, or NoEligibleEndpoint with each endpoint's rule in `detail` (`is_capacity` when
+    waiting helps; a 400 when no endpoint of the model serves the surface or holds the prompt, else
+    a 503).
     """
-    if facts.models[0] not in policy.pools and not any(m in policy.pools for m in facts.models):
-        raise _unknown_model(facts, policy)
+    ranking = rank(facts, view, policy, tried)
+    kind, ranked = ranking.asked, ranking.entries
+    chosen, why, explored, draw = _choose(ranking, facts, view, policy, rng, is_retry=bool(tried))
+    if ranking.is_panic:
+        why = PANIC
+    first_id = chosen.rates.id
     wants = facts.preferences
-    route = find_route(policy.routes, facts)
-    preference = _preference(facts, route.preference)
-    found = filter_endpoints(facts, view, policy, preference, tried)
-    panic = ""
-    if not found.eligible:
-        found, panic = _panic(found, facts)
-    ranked = _rank(found, facts, view, preference)
-    # Mostly there is nothing but the score to go by, and then a plain key will do.
-    is_plain = preference.by in _BALANCING and not (len(facts.models) > 1 or _has_places(wants))
-    ranked.sort(key=_key if is_plain else _place)
-    chosen, why, explored = _choose(
-        ranked, facts, view, policy, preference, rng, is_retry=bool(tried)
-    )
-    if panic:
-        why = panic
-    if chosen is not ranked[0]:
-        ranked.remove(chosen)
-        ranked.insert(0, chosen)
-    is_alone = not wants.allow_fallbacks and not wants.order
-    order = (chosen.one.id,) if is_alone else tuple([r.one.id for r in ranked])
+    if wants.allow_fallbacks or wants.order:
+        ids = [entry.rates.id for entry in ranked]
+        if chosen is not ranked[0]:
+            ids.remove(first_id)
+            ids.insert(0, first_id)
+    else:
+        ids = [first_id]
+    cached: tuple[tuple[str, int], ...] = ()
+    if facts.affinity_key or facts.session_key:
+        cached = tuple(
+            [
+                (entry.rates.id, min(entry.live.cached_tokens, facts.prompt_tokens))
+                for entry in ranked
+                if entry.live.cached_tokens
+            ]
+        )
+    models = kind.models
     return Plan(
-        model=_model_of(chosen.one.id, facts, policy),
-        route=route.name,
-        preference=preference.by,
-        order=order,
-        candidates=_candidates(ranked, found, preference, why, is_alone),
+        model=models[first_id] if models else facts.models[0],
+        route=kind.route,
+        preference=kind.preference.by,
+        order=tuple(ids),
         policy_version=policy.version,
         snapshot_id=view.snapshot.id,
         seed=seed,
+        why=why,
+        draw=draw,
+        cost_nanos=round(chosen.cost_nanos),
+        cached=cached,
         explored=explored,
-        is_panic=bool(panic),
-        models=tuple([_model_of(eid, facts, policy) for eid in order])
-        if len(facts.models) > 1
-        else (),
+        is_panic=ranking.is_panic,
+        models=tuple([models[each] for each in ids]) if models else (),
     )
 
 
-def _model_of(endpoint_id: str, facts: RequestFacts, policy: Policy) -> str:
-    """The first model wanted that this endpoint serves."""
-    if len(facts.models) > 1:
-        for model in facts.models:
-            if any(one.id == endpoint_id for one in policy.pools.get(model, ())):
-                return model
-    return facts.models[0]
+def rank(
+    facts: RequestFacts, view: FleetView, policy: Policy, tried: Collection[str] = ()
+) -> Ranking:
+    """Those who may serve, by what the route or the request prefers. Raises as `decide` does."""
+    kind = asked(facts, view.snapshot, policy)
+    preference = kind.preference
+    want = want_of(facts, view, preference.seconds_per_nano, has_output=kind.has_output)
+    is_batch = facts.lane is Lane.BATCH
+    pool: Sequence[Rates] = kind.pool
+    if tried:
+        pool = [rates for rates in pool if rates.id not in tried]
+    entries, shut = weigh(pool, view.live, want, is_batch=is_batch)
+    is_panic = False
+    if not entries:
+        rest, is_panic = _last_resort(shut, is_batch=is_batch)
+        if not rest:
+            raise _none_eligible(facts, view, policy, kind, tried, [live for _, live in shut])
+        entries, _ = weigh(rest, view.live, want, is_forced=True)
+    # Mostly there is nothing but the score to go by, and then a plain key will do.
+    if preference.by in BALANCING and not kind.places:
+        entries.sort(key=_score)
+    else:
+        _sort(entries, kind, facts)
+    return Ranking(kind, want, entries, is_panic)
 
 
-def _preference(facts: RequestFacts, of_route: Preference) -> Preference:
-    """The request's own `sort` or suffix goes before the route; the route's limits stay."""
-    by = _SORTS.get(facts.preferences.sort) or _SUFFIXES.get(facts.suffix)
-    if by is not None:
-        return replace(of_route, by=by, seconds_per_nano=0.0)
-    if facts.deadline_s is not None and of_route.by == "cheapest":
-        return replace(of_route, deadline_s=facts.deadline_s)
-    return of_route
+def _last_resort(
+    shut: list[tuple[Rates, EndpointLive]], *, is_batch: bool
+) -> tuple[list[Rates], bool]:
+    """Whom to try when nobody is known to have room, and whether that is panic.
+
+    Those who only do not tell are tried, but not with batch. Every breaker open: the one that
+    reopens soonest, alone.
+    """
+    if not is_batch and (silent := [rates for rates, live in shut if is_only_silent(live)]):
+        return silent, False
+    broken = [
+        (live.reopens_in_s, rates.id, rates)
+        for rates, live in shut
+        if live.breaker == "open" and not live.is_cooling
+    ]
+    wait_s = free_in_s(live for _, live in shut)
+    if not broken or (wait_s is not None and wait_s <= PANIC_AFTER_S):
+        return [], False
+    return [min(broken, key=lambda each: each[:2])[2]], True
 
 
-def _rank(
-    found: Filtered, facts: RequestFacts, view: FleetView, preference: Preference
-) -> list[Ranked]:
-    want = expected_of(facts, view, preference.seconds_per_nano)
-    stats_of = view.snapshot.stats
-    wants = facts.preferences
-    has_thresholds = bool(wants.preferred_min_throughput or wants.preferred_max_latency)
-    by, order = preference.by, wants.order
-    ranked = []
-    for one, live, row, model_idx in found.eligible:
-        stats, hour_nanos = stats_of.get(one.id, NOT_MEASURED), one.endpoint.usd_per_hour_nanos
-        score = score_endpoint(stats, live, row, want, hour_nanos)
-        if by in _BALANCING:
-            key = score.score_s
-        elif by == "cheapest" or by == "price":
-            key = float(score.cost_nanos)
-        elif by == "throughput":
-            # Seconds per token under the present load: small is fast.
-            key = score.load * exp(-score.stats.rate_mu)
-        else:
-            key = score.load * score.ttft_s
-        group = _FIRST_GROUP
-        if has_thresholds or order or model_idx:
-            is_slow = has_thresholds and is_below_preferred(score.stats, wants)
-            group = (int(is_slow), model_idx, rank_in_order(one, order) if order else 0)
-        ranked.append(Ranked(one, live, row, score, group, key))
-    if by == "cheapest" and preference.deadline_s is not None:
-        _apply_deadline(ranked, preference.deadline_s)
-    return ranked
+def _sort(entries: list[Weighed], kind: Asked, facts: RequestFacts) -> None:
+    by = kind.preference.by
+    keys = {entry.rates.id: _key(entry, by) for entry in entries}
+    deadline_s = kind.preference.deadline_s if facts.deadline_s is None else facts.deadline_s
+    if by == "cheapest" and deadline_s is not None:
+        # Those that may miss the deadline come after all that keep it, the fastest first.
+        dearest = max(keys.values())
+        for entry in entries:
+            late_s = time_p95_s(entry)
+            if late_s > deadline_s:
+                keys[entry.rates.id] = dearest + 1.0 + late_s
+    places = kind.places
+    entries.sort(
+        key=lambda entry: (
+            places.get(entry.rates.id, FIRST_PLACE),
+            keys[entry.rates.id],
+            entry.score_s,
+        )
+    )
 
 
-def _apply_deadline(ranked: list[Ranked], deadline_s: float) -> None:
-    """Endpoints that may miss the deadline come after all that keep it, the fastest first."""
-    for entry in ranked:
-        entry.score.time_p95_s = time_p95_s(entry.score)
-    dearest = max(entry.key for entry in ranked)
-    for entry in ranked:
-        if entry.score.time_p95_s > deadline_s:
-            entry.key = dearest + 1.0 + entry.score.time_p95_s
+def _key(entry: Weighed, by: str) -> float:
+    """Smaller is better."""
+    if by in BALANCING:
+        return entry.score_s
+    if by in ("cheapest", "price"):
+        return entry.cost_nanos
+    if by == "throughput":
+        # Seconds per token under the present load: small is fast.
+        return entry.load * exp(-entry.rates.stats.rate_mu)
+    return entry.load * entry.ttft_s
 
 
-_key = attrgetter("key")
-
-
-def _has_places(wants: ProviderPreferences) -> bool:
-    """True when something else than the score puts endpoints before others."""
-    return bool(wants.order or wants.preferred_min_throughput or wants.preferred_max_latency)
-
-
-def _place(entry: Ranked) -> tuple[tuple[int, int, int], float, float]:
-    return entry.group, entry.key, entry.score.score_s
+def peers_of(ranking: Ranking) -> list[Weighed]:
+    """The best and those that nothing but the score puts behind it."""
+    places = ranking.asked.places
+    if not places:
+        return ranking.entries
+    first = places.get(ranking.entries[0].rates.id, FIRST_PLACE)
+    return [each for each in ranking.entries if places.get(each.rates.id, FIRST_PLACE) == first]
 
 
 def _choose(
-    ranked: list[Ranked],
+    ranking: Ranking,
     facts: RequestFacts,
     view: FleetView,
     policy: Policy,
-    preference: Preference,
     rng: Rng,
     *,
     is_retry: bool,
-) -> tuple[Ranked, str, bool]:
-    """Who goes first, why, and whether that was paid with an exploration credit."""
-    best = ranked[0]
-    if len(ranked) == 1:
-        return best, "the only endpoint that may serve this request", False
+) -> tuple[Weighed, str, bool, float | None]:
+    """Who goes first, why, whether that was paid with an exploration credit, and the draw."""
+    best, by = ranking.entries[0], ranking.asked.preference.by
+    if len(ranking.entries) == 1:
+        return best, ONLY_ONE, False, None
     may_explore = (
         view.exploration_credits >= 1.0
         and policy.exploration.share > 0.0
@@ -219,148 +221,110 @@ def _choose(
         and not is_retry
         and not facts.preferences.order
     )
-    peers = ranked
-    if ranked[-1].group != best.group:  # sorted by group, so the last differs if any does
-        peers = [entry for entry in ranked if entry.group == best.group]
-    if may_explore and facts.lane == Lane.BATCH and (stale := _unmeasured(peers, policy)):
-        return stale, "exploration: not measured for long, and this batch request can wait", True
-    if preference.by not in _BALANCING or facts.preferences.order:
-        return best, _FIRST[preference.by] if not facts.preferences.order else _IN_ORDER, False
+    peers = peers_of(ranking)
+    if may_explore and facts.lane is Lane.BATCH and (stale := _unmeasured(peers, policy)):
+        return stale, PROBED, True, None
+    if by not in BALANCING or facts.preferences.order:
+        return best, FIRST[by] if not facts.preferences.order else IN_ORDER, False, None
     if len(peers) == 1:
-        return best, _FIRST[preference.by], False
-    limit = best.key * BAND
-    kept = _kept_by_affinity(peers, facts, limit)
-    if kept is not None:
-        return (
-            kept,
-            "affinity: its prompt cache is likely warm and it is within 10 % of best",
-            False,
-        )
-    star = best
-    for entry in peers:
-        entry.score.drawn_s = draw(entry.score, rng)
-        if entry.score.drawn_s < star.score.drawn_s:
-            star = entry
-    if star.key <= limit:
-        return star, _FIRST[preference.by], False
-    if may_explore:
-        return star, "exploration: its belief leaves room for it to be best; one credit paid", True
-    within = [entry for entry in peers if entry.key <= limit]
-    return min(within, key=_drawn), _FIRST[preference.by], False
+        return best, FIRST[by], False, None
+    limit_s = best.score_s * BAND
+    if facts.affinity_key or facts.session_key:
+        kept = _kept_by_affinity(peers, facts, limit_s)
+        if kept is not None:
+            return kept, AFFINITY, False, None
+    draw = rng.random()
+    star = _luckiest(peers, draw, ranking.want, None if may_explore else limit_s)
+    if star.score_s <= limit_s:
+        return star, FIRST[by], False, draw
+    return star, EXPLORED, True, draw
 
 
-def _drawn(entry: Ranked) -> float:
-    return entry.score.drawn_s
+def _luckiest(peers: list[Weighed], draw: float, want: Want, limit_s: float | None) -> Weighed:
+    """Whose drawn score is best; `limit_s`: only of those whose mean is not above it."""
+    seconds_per_nano = want.seconds_per_nano
+    star = peers[0]
+    best_s = drawn_s(star, draw, seconds_per_nano)
+    for entry in peers[1:]:
+        score_s = entry.score_s
+        if limit_s is not None and score_s > limit_s:
+            break  # they are sorted
+        if score_s * entry.rates.luck < best_s:  # else no draw makes it the best
+            found_s = drawn_s(entry, draw, seconds_per_nano)
+            if found_s < best_s:
+                star, best_s = entry, found_s
+    return star
 
 
-_IN_ORDER = "order: first of the request's provider.order that may serve it"
-_FIRST: dict[str, str] = {
-    "fastest": "predicted to finish first (best draw within 10 % of the best mean)",
-    "balanced": "best of time and money (best draw within 10 % of the best mean)",
-    "cheapest": "cheapest that keeps the deadline, or the fastest when none does",
-    "throughput": "decodes fastest under its present load",
-    "latency": "first token soonest under its present load",
-    "price": "costs least",
-}
-
-
-def _unmeasured(peers: list[Ranked], policy: Policy) -> Ranked | None:
+def _unmeasured(peers: list[Weighed], policy: Policy) -> Weighed | None:
     """The cheapest endpoint without a fresh sample, if one probe of it is within the budget."""
     after_s = policy.exploration.probe_after_s
     nanos_max = policy.exploration.nanos_per_hour * min(1.0, after_s / HOUR_S)
-    for entry in sorted(peers, key=lambda e: (e.score.cost_nanos, e.one.id)):
-        age_s = entry.score.stats.sample_age_s
+    for entry in sorted(peers, key=lambda each: (each.cost_nanos, each.rates.id)):
+        age_s = entry.rates.stats.sample_age_s
         is_stale = (age_s is None or age_s > after_s) and not entry.live.was_probed
-        if is_stale and entry.live.in_flight == 0 and entry.score.cost_nanos <= nanos_max:
+        if is_stale and entry.live.in_flight == 0 and entry.cost_nanos <= nanos_max:
             return entry
     return None
 
 
-def _kept_by_affinity(peers: list[Ranked], facts: RequestFacts, limit: float) -> Ranked | None:
+def _kept_by_affinity(peers: list[Weighed], facts: RequestFacts, limit_s: float) -> Weighed | None:
     """Who served this prefix last, else its home, if the score allows it (reliability B.4.2)."""
-    if not facts.affinity_key and not facts.session_key:
-        return None
+    home = None
     for entry in peers:
-        if entry.live.is_last_used and entry.key <= limit:
+        live = entry.live
+        if live.is_last_used and entry.score_s <= limit_s:
             return entry
-    home = next((entry for entry in peers if entry.live.is_home), None)
+        if live.is_home and home is None:
+            home = entry
     if home is None and facts.affinity_key:
         home = _home(peers, facts.affinity_key)
-    return home if home is not None and home.key <= limit else None
+    return home if home is not None and home.score_s <= limit_s else None
 
 
-def _home(peers: list[Ranked], affinity_key: str) -> Ranked | None:
+def _home(peers: list[Weighed], affinity_key: str) -> Weighed | None:
     """Rendezvous hashing over the allowed endpoints, load bounded to 1.25 of the fair share."""
     key = int(affinity_key[:16], 16)
     in_flight, capacity = 1, 0.0
     for entry in peers:
         in_flight += entry.live.in_flight
         capacity += entry.live.capacity
-    # Multiplying by an endpoint's own odd number is a hash of the key, independent of the others.
-    weighed = [((key * entry.one.rendezvous) & _MASK, entry) for entry in peers]
-    weighed.sort(key=_weight, reverse=True)
-    for _, entry in weighed:
-        fair = 1.25 * in_flight * entry.live.capacity / capacity if capacity else 1.0
-        if entry.live.in_flight + 1 <= max(1.0, -(-fair // 1)):
-            return entry
-    return None
+    found, highest = None, -1
+    for entry in peers:
+        # Multiplying by an endpoint's own odd number hashes the key, independent of the others.
+        weight = (key * entry.rates.one.rendezvous) & _MASK
+        if weight > highest:
+            live = entry.live
+            fair = 1.25 * in_flight * live.capacity / capacity if capacity else 1.0
+            if live.in_flight + 1 <= max(1.0, -(-fair // 1)):
+                found, highest = entry, weight
+    return found
 
 
-def _weight(weighed: tuple[int, Ranked]) -> int:
-    return weighed[0]
-
-
-def _candidates(
-    ranked: list[Ranked], found: Filtered, preference: Preference, why: str, is_alone: bool
-) -> tuple[Candidate, ...]:
-    lost = _LOST[preference.by]
-    if is_alone:
-        lost = "allow_fallbacks: the request forbids falling over"
-    outcome = "lost" if is_alone else "fallback"
-    listed = [
-        Candidate(
-            endpoint_id=ranked[0].one.id,
-            outcome="chosen",
-            reason=why,
-            terms=frozen(ranked[0].score),
-        )
-    ]
-    for entry in ranked[1:]:
-        reason = lost if not entry.group[0] else "preferred: below the request's preferred speed"
-        terms = frozen(entry.score)
-        listed.append(
-            Candidate(endpoint_id=entry.one.id, outcome=outcome, reason=reason, terms=terms)
-        )
-    for endpoint_id, reason in found.excluded:
-        listed.append(Candidate(endpoint_id=endpoint_id, outcome="excluded", reason=reason))
-    return tuple(listed)
-
-
-def _panic(found: Filtered, facts: RequestFacts) -> tuple[Filtered, str]:
-    """Every breaker open: the one that reopens soonest, alone. Anything else: the error."""
-    if not found.open_breakers or found.free_in_s <= PANIC_AFTER_S:
-        raise _none_eligible(found, facts)
-    soonest = min(found.open_breakers, key=lambda each: (each[1].reopens_in_s, each[0].id))
-    excluded = [each for each in found.excluded if each[0] != soonest[0].id]
-    why = "panic: every breaker is open; this one reopens soonest"
-    return Filtered([soonest], excluded, [], 0), why
-
-
-def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
-    listed = [f"{eid} ({reason})" for eid, reason in found.excluded[:NAMES_MAX]]
-    more = len(found.excluded) - len(listed)
+def _none_eligible(
+    facts: RequestFacts,
+    view: FleetView,
+    policy: Policy,
+    kind: Asked,
+    tried: Collection[str],
+    shut: list[EndpointLive],
+) -> NoEligibleEndpoint:
+    reasons = excluded(facts, view, policy, kind.preference, kept=(), tried=tried)
+    listed = [f"{eid} ({reason})" for eid, reason in reasons[:NAMES_MAX]]
+    more = len(reasons) - len(listed)
+    wait_s = free_in_s(shut)
     error = NoEligibleEndpoint(
         f"no endpoint of {facts.models[0]!r} can take this request: {'; '.join(listed)}"
         + (f"; and {more} more" if more else ""),
-        retry_after_s=max(1.0, found.free_in_s) if found.num_full else None,
+        retry_after_s=None if wait_s is None else max(1.0, wait_s),
         detail=[
             {"endpoint": eid, "rule": reason.split(":", 1)[0], "reason": reason}
-            for eid, reason in found.excluded
+            for eid, reason in reasons
         ],
     )
-    error.is_capacity = found.num_full > 0
-    error.free_in_s = found.free_in_s if found.num_full else 0.0
-    rules = {reason.split(":", 1)[0] for _, reason in found.excluded}
+    error.is_capacity = wait_s is not None
+    error.free_in_s = wait_s or 0.0
+    rules = {reason.split(":", 1)[0] for _, reason in reasons}
     if rules in ({"surface"}, {"context"}):
         # The wrong API of this model, or a prompt beyond its window: no time and no other state
         # would help. Clients that shorten a prompt by themselves look for this code.
@@ -368,14 +332,3 @@ def _none_eligible(found: Filtered, facts: RequestFacts) -> NoEligibleEndpoint:
         if rules == {"context"}:
             error.code = "context_length_exceeded"
     return error
-
-
-def _unknown_model(facts: RequestFacts, policy: Policy) -> UnknownModel:
-    wanted = ", ".join(repr(model) for model in facts.models[:NAMES_MAX])
-    known = sorted(policy.models)
-    shown = ", ".join(known[:NAMES_MAX]) or "none"
-    more = f" and {len(known) - NAMES_MAX} more" if len(known) > NAMES_MAX else ""
-    return UnknownModel(
-        f"the model {wanted} does not exist here; known: {shown}{more}. GET /v1/models lists all",
-        param="model",
-    )

@@ -1,17 +1,96 @@
-"""A plan as JSON that a person can check: every candidate, every term, how they add up."""
+"""A plan as JSON that a person can check: every candidate, every term, how they add up.
+
+The decision writes none of this down. The same facts, view and policy give the same ranking again,
+from the same formula, so the reasons are worked out for those requests that somebody asks about.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 
-from gateway.core import NANOS_PER_DOLLAR, Candidate, Plan, ScoreTerms
+from msgspec import structs
+
+from gateway.core import (
+    NANOS_PER_DOLLAR,
+    Candidate,
+    FleetView,
+    Plan,
+    RequestFacts,
+    ScoreTerms,
+)
+from gateway.policy.asked import FIRST_PLACE
+from gateway.policy.decide import peers_of, rank
+from gateway.policy.filter import excluded
+from gateway.policy.policy import Policy
+from gateway.policy.score import terms_of
 
 DIGITS = 6
+_SLOW = "preferred: below the request's preferred speed"
+_LOST: dict[str, str] = {
+    "fastest": "fallback: predicted to finish later",
+    "balanced": "fallback: time and money together are worse",
+    "cheapest": "fallback: costs more, or may miss the deadline",
+    "throughput": "fallback: decodes slower",
+    "latency": "fallback: first token later",
+    "price": "fallback: costs more",
+}
 
 
-def explain(plan: Plan) -> dict[str, object]:
+def candidates_of(
+    plan: Plan,
+    facts: RequestFacts,
+    view: FleetView,
+    policy: Policy,
+    *,
+    tried: Collection[str] = (),
+) -> tuple[Candidate, ...]:
+    """
+    Every endpoint of the models wanted, in the plan's order, then those that lost or may not serve.
+
+    The other arguments must be those that the plan was decided on.
+    """
+    ranking = rank(facts, view, policy, tried)
+    places = ranking.asked.places
+    lost, outcome = _LOST[plan.preference], "fallback"
+    if not facts.preferences.allow_fallbacks and not facts.preferences.order:
+        lost, outcome = "allow_fallbacks: the request forbids falling over", "lost"
+    peers = {entry.rates.id for entry in peers_of(ranking)}
+    listed = []
+    for entry in ranking.entries:
+        endpoint_id = entry.rates.id
+        draw = plan.draw if endpoint_id in peers else None
+        is_slow = places.get(endpoint_id, FIRST_PLACE)[0]
+        listed.append(
+            Candidate(
+                endpoint_id=endpoint_id,
+                outcome=outcome,
+                reason=_SLOW if is_slow else lost,
+                terms=terms_of(entry, draw, ranking.want),
+            )
+        )
+    first = next(each for each in listed if each.endpoint_id == plan.order[0])
+    listed.remove(first)
+    listed.insert(0, structs.replace(first, outcome="chosen", reason=plan.why))
+    kept = {each.endpoint_id for each in listed}
+    for endpoint_id, reason in excluded(
+        facts, view, policy, ranking.asked.preference, kept=kept, tried=tried
+    ):
+        listed.append(Candidate(endpoint_id=endpoint_id, outcome="excluded", reason=reason))
+    return tuple(listed)
+
+
+def explain(
+    plan: Plan,
+    facts: RequestFacts,
+    view: FleetView,
+    policy: Policy,
+    *,
+    tried: Collection[str] = (),
+) -> dict[str, object]:
     """What `X-LoopRouter-Explain: 1` and `looprouter policy explain` show."""
-    chosen = plan.candidates[0].terms if plan.candidates else None
+    candidates = candidates_of(plan, facts, view, policy, tried=tried)
+    chosen = candidates[0].terms
     return {
         "model": plan.model,
         "route": plan.route,
@@ -23,21 +102,22 @@ def explain(plan: Plan) -> dict[str, object]:
         "snapshot_id": plan.snapshot_id,
         "seed": plan.seed,
         "formula": "score_s = load * (ttft_s + decode_s) + failure_s + cost_s",
-        "candidates": [_candidate(candidate, chosen) for candidate in plan.candidates],
+        "candidates": [_candidate(candidate, chosen) for candidate in candidates],
     }
 
 
-def explain_in_header(plan: Plan, bytes_max: int) -> bytes:
-    """The same as one line of ASCII; where it is too long, the last candidates are left out."""
-    shown = explain(plan)
+def explain_in_header(shown: Mapping[str, object], bytes_max: int) -> bytes:
+    """What `explain` gave as one line of ASCII; too long, it goes without the last candidates."""
     candidates = shown["candidates"]
     assert isinstance(candidates, list)
 
-    line = json.dumps(shown, separators=(",", ":"))
-    while len(line) > bytes_max and candidates:
-        del candidates[-max(1, len(candidates) // 4) :]
-        shown["num_left_out"] = len(plan.candidates) - len(candidates)
-        line = json.dumps(shown, separators=(",", ":"))
+    kept = list(candidates)
+    cut: dict[str, object] = {**shown, "candidates": kept}
+    line = json.dumps(cut, separators=(",", ":"))
+    while len(line) > bytes_max and kept:
+        del kept[-max(1, len(kept) // 4) :]
+        cut["num_left_out"] = len(candidates) - len(kept)
+        line = json.dumps(cut, separators=(",", ":"))
     return line.encode("ascii")
 
 
@@ -70,7 +150,7 @@ def _candidate(candidate: Candidate, chosen: ScoreTerms | None) -> dict[str, obj
 
 
 def _reason(candidate: Candidate, chosen: ScoreTerms | None) -> str:
-    """The decision keeps its sentences constant, to be quick; the numbers are put in here."""
+    """The sentences are constant; the numbers are put in here."""
     terms = candidate.terms
     if terms is None or chosen is None or candidate.outcome == "chosen":
         return candidate.reason

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Collection, Iterable
 
-from gateway.core import EndpointLive, FleetView, Lane, PriceRow, ProviderPreferences, RequestFacts
+from gateway.core import (
+    EndpointLive,
+    FleetSnapshot,
+    FleetView,
+    Lane,
+    PriceRow,
+    ProviderPreferences,
+    RequestFacts,
+)
 from gateway.policy.policy import Indexed, Policy
 from gateway.policy.routes import Preference
+from gateway.policy.score import NOT_SEEN
 from gateway.policy.units import PICOS_OF_USD_PER_MTOK
 from gateway.prices.rows import (
     STANDARD,
@@ -21,9 +28,7 @@ from gateway.prices.rows import (
 
 # Needs that an endpoint whose capabilities are known must have; the rest pass through as they are.
 HARD_NEEDS = frozenset({"tools", "json_schema", "json_object", "vision", "audio"})
-BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
 CAPACITY_RULES = frozenset({"capacity", "pause"})  # a short wait may help against these
-NOT_SEEN = EndpointLive(endpoint_id="")
 _NO_PREFERENCES = ProviderPreferences()
 
 # Names in OpenRouter's `max_price` → our buckets; `request` is dollars a request.
@@ -36,98 +41,37 @@ _PRICE_BUCKETS: dict[str, str] = {
 _NANOS_OF_USD = 1e9
 
 
-Entry = tuple[Indexed, EndpointLive, PriceRow, int]  # the last: index of the model
+def row_of(one: Indexed, snapshot: FleetSnapshot, facts: RequestFacts) -> PriceRow:
+    """The price that holds for this request there."""
+    rows = snapshot.prices.get(one.id) or one.endpoint.prices
+    if len(rows) == 1 and not rows[0].context_tokens_min:
+        return rows[0]
+    tier = tier_at_once(tier_of(facts.service_tier), one.endpoint.tier)
+    return pick_row(rows, tier=tier, context_tokens=facts.prompt_tokens)
 
 
-@dataclass(slots=True)
-class Filtered:
-    """Who may serve, and why the others may not."""
+def lasting_reason(
+    one: Indexed, row: PriceRow, facts: RequestFacts, policy: Policy, preference: Preference
+) -> str | None:
+    """What keeps this endpoint from such a request whatever its live state; None: nothing does.
 
-    eligible: list[Entry]
-    excluded: list[tuple[str, str]]  # endpoint id, "rule: sentence"
-    open_breakers: list[Entry]  # nothing else against them
-    num_full: int  # excluded by learned capacity, or a pause it asked for, alone
-    silent: list[Entry] = field(default_factory=list)  # interactive ones: nobody knows their load
-    free_in_s: float = inf  # when the first of those may be sent to; 0 = as soon as a request ends
-
-
-def filter_endpoints(
-    facts: RequestFacts,
-    view: FleetView,
-    policy: Policy,
-    preference: Preference,
-    tried: Collection[str],
-) -> Filtered:
-    """Every endpoint of every model wanted, in the order of the models, judged once."""
-    found = Filtered([], [], [], 0)
-    live_of, prices = view.live, view.snapshot.prices
+    It may read only what `gateway.policy.asked` takes for the kind of a request.
+    """
     needs = facts.needs & HARD_NEEDS
-    asked_tier = tier_of(facts.service_tier)
-    surface, prompt_tokens = facts.surface, facts.prompt_tokens
-    max_tokens = facts.max_tokens or 0
-    is_picky = facts.preferences != _NO_PREFERENCES
-    has_limit = preference.input_picos_max is not None or preference.output_picos_max is not None
-    is_batch = facts.lane is Lane.BATCH
-    for one, model_idx in _pool(facts, policy):
-        # Written out, as most endpoints pass: the call that finds the reason is for the others.
-        reason = None
-        if not (
-            one.is_plain
-            and surface in one.serves
-            and prompt_tokens <= one.context_max
-            and max_tokens <= one.output_max
-            and (not needs or one.can is None or needs <= one.can)
-        ):
-            reason = _static_reason(one, facts, needs, asked_tier)
-        if reason is None and is_picky:
-            reason = _preference_reason(one, facts)
-        if reason is not None:
-            found.excluded.append((one.id, reason))
-            continue
-        endpoint = one.endpoint
-        rows = prices.get(one.id) or endpoint.prices
-        if len(rows) == 1 and not rows[0].context_tokens_min:
-            row = rows[0]
-        else:
-            tier = tier_at_once(asked_tier, endpoint.tier)
-            row = pick_row(rows, tier=tier, context_tokens=prompt_tokens)
-        if row.source == UNPRICED.source and policy.unpriced != "cap":
-            reason = _unpriced_reason(policy, facts)
-        if reason is None and (has_limit or is_picky):
-            reason = _price_reason(row, preference, facts)
-        if reason is None and tried and one.id in tried:
-            reason = "tried: this request was already sent there"
-        if reason is None:
-            live = live_of.get(one.id, NOT_SEEN)
-            if live.is_cooling:
-                found.num_full += 1
-                found.free_in_s = min(found.free_in_s, live.reopens_in_s)
-                reason = f"pause: it asked not to be called for {live.reopens_in_s:.1f} s more"
-            elif live.breaker == "open":
-                found.open_breakers.append((one, live, row, model_idx))
-                reason = f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
-            elif live.is_silent or live.in_flight >= _places(live, is_batch):
-                reason = _note_full(found, (one, live, row, model_idx), is_batch)
-            else:
-                found.eligible.append((one, live, row, model_idx))
-                continue
-        found.excluded.append((one.id, reason))
-    return _carry_on(found)
+    reason = _static_reason(one, facts, needs, tier_of(facts.service_tier))
+    if reason is None and facts.preferences != _NO_PREFERENCES:
+        reason = _preference_reason(one, facts)
+    if reason is None and row.source == UNPRICED.source and policy.unpriced != "cap":
+        reason = _unpriced_reason(policy, facts)
+    return reason or _price_reason(row, preference, facts)
 
 
-def _places(live: EndpointLive, is_batch: bool) -> float:
-    if not is_batch:
-        return live.capacity
-    return 0.0 if live.is_full else batch_limit(live.capacity)
-
-
-def _note_full(found: Filtered, entry: Entry, is_batch: bool) -> str:
-    """Note an endpoint that is full, or may be; the reason, with its numbers."""
-    live = entry[1]
-    found.num_full += 1
-    found.free_in_s = 0.0
-    if live.is_silent and not is_batch and live.in_flight < live.capacity:
-        found.silent.append(entry)
+def live_reason(live: EndpointLive, *, is_batch: bool) -> str:
+    """Why an endpoint that `weigh` found shut is so, with its numbers."""
+    if live.is_cooling:
+        return f"pause: it asked not to be called for {live.reopens_in_s:.1f} s more"
+    if live.breaker == "open":
+        return f"breaker: open, may be tried again in {live.reopens_in_s:.0f} s"
     if not (live.is_silent or (is_batch and live.is_full)):
         return (
             f"capacity: {live.in_flight} requests in flight, learned limit {live.capacity:.1f}"
@@ -140,20 +84,60 @@ def _note_full(found: Filtered, entry: Entry, is_batch: bool) -> str:
     return f"{said} ({load.num_waiting} wait there, {load.cache_use:.0%} of its cache is in use)"
 
 
-def _carry_on(found: Filtered) -> Filtered:
-    """Nobody is known to have room: those who only do not tell are tried, but not with batch."""
-    if found.silent and not found.eligible:
-        found.eligible, tried = found.silent, {entry[0].id for entry in found.silent}
-        found.excluded = [each for each in found.excluded if each[0] not in tried]
-    return found
+def free_in_s(shut: Iterable[EndpointLive]) -> float | None:
+    """When the first may be sent to that lacks only capacity, or asked for a pause.
+
+    0 = as soon as a request ends; None = there is no such endpoint.
+    """
+    soonest_s: float | None = None
+    for live in shut:
+        if live.is_cooling:
+            wait_s = live.reopens_in_s
+        elif live.breaker == "open":
+            continue
+        else:
+            wait_s = 0.0
+        soonest_s = wait_s if soonest_s is None else min(soonest_s, wait_s)
+    return soonest_s
 
 
-def batch_limit(capacity: float) -> float:
-    """What batch may fill: whoever waits for an answer finds a place, or one about to be free."""
-    return max(1.0, capacity - max(1.0, BATCH_HEADROOM * capacity))
+def excluded(
+    facts: RequestFacts,
+    view: FleetView,
+    policy: Policy,
+    preference: Preference,
+    *,
+    kept: Collection[str],
+    tried: Collection[str],
+) -> list[tuple[str, str]]:
+    """(id, reason) of every endpoint of the models wanted that is not among `kept`."""
+    listed = []
+    for one, _ in pool_of(facts, policy):
+        if one.id in kept:
+            continue
+        row = row_of(one, view.snapshot, facts)
+        reason = lasting_reason(one, row, facts, policy, preference)
+        if reason is None and one.id in tried:
+            reason = "tried: this request was already sent there"
+        if reason is None:
+            live = view.live.get(one.id, NOT_SEEN)
+            reason = live_reason(live, is_batch=facts.lane is Lane.BATCH)
+        listed.append((one.id, reason))
+    return listed
 
 
-def _pool(facts: RequestFacts, policy: Policy) -> list[tuple[Indexed, int]]:
+def is_only_silent(live: EndpointLive) -> bool:
+    """It told its load and has not for a while, and nothing else is against it."""
+    return (
+        live.is_silent
+        and not live.is_cooling
+        and live.breaker != "open"
+        and live.in_flight < live.capacity
+    )
+
+
+def pool_of(facts: RequestFacts, policy: Policy) -> list[tuple[Indexed, int]]:
+    """Every endpoint of every model wanted, each once, with the index of its model."""
     models = facts.models
     if len(models) == 1:
         return [(one, 0) for one in policy.pools.get(models[0], ())]

@@ -360,7 +360,6 @@ class Exchange:
 
 def _new_outcome(shop: Workshop, job: RelayJob, endpoint: Endpoint) -> AttemptOutcome:
     facts = job.facts
-    terms = next((one.terms for one in job.plan.candidates if one.endpoint_id == endpoint.id), None)
     return AttemptOutcome(
         attempt_id=shop.new_id(),
         request_id=job.request_id,
@@ -369,7 +368,7 @@ def _new_outcome(shop: Workshop, job: RelayJob, endpoint: Endpoint) -> AttemptOu
         stream=job.parsed.stream,
         dispatched_at_s=shop.clock(),
         prompt_tokens_expected=facts.prompt_tokens,
-        cached_tokens_expected=round(terms.cached_tokens) if terms is not None else 0,
+        cached_tokens_expected=job.plan.cached_tokens(endpoint.id),
         text_bytes=facts.text_bytes,
         max_tokens=facts.max_tokens,
         has_tools="tools" in facts.needs,

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from gateway.core import FleetSnapshot
+from gateway.measure.recorder import in_brief
 from gateway.policy.decide import decide
 from gateway.policy.load import Policy, load_policy
 from gateway.simulator.profile import Fault, FaultMode, ProviderProfile, SimulatedPrice
+from gateway.stats.seeded import Seeded
 from gateway.store.engine import Store
 from gateway.store.policies import find_policy
 from gateway.store.requests import RequestRow, find_snapshot, list_requests, view_of
@@ -190,15 +192,15 @@ def test_each_of_a_thousand_rows_repeats_its_decision(books: Books) -> None:
             row.facts,
             view_of(row, books.snapshots[row.snapshot_id]),
             books.policies[row.policy_version],
-            random.Random(row.seed),
+            Seeded(row.seed),
             seed=row.seed,
         )
-        assert plan.candidates == row.candidates, row.id
+        assert in_brief(plan) == row.candidates, row.id
         assert (plan.model, plan.route, plan.preference) == (row.model, row.route, row.preference)
         assert (plan.policy_version, plan.snapshot_id) == (row.policy_version, row.snapshot_id)
         seen[plan.preference] += 1
         seen["explored"] += plan.explored
-        seen["affinity"] += plan.candidates[0].reason.startswith("affinity")
+        seen["affinity"] += plan.why.startswith("affinity")
         seen[f"first:{plan.order[0]}"] += 1
     # The sample says something only if it is varied.
     assert {"fastest", "balanced", "cheapest", "price", "throughput", "latency"} <= set(seen)

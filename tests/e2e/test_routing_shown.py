@@ -160,3 +160,5 @@ def test_a_request_can_be_looked_up_with_every_candidate(world: World) -> None:
         "quick/simulated-model",
         "cheap/simulated-model",
     }
+    assert all(each["terms"]["score_s"] > 0 and each["reason"] for each in shown["candidates"])
+    assert shown["candidates"][0]["outcome"] == "chosen"

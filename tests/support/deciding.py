@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
 from gateway.core import (
+    Candidate,
     EndpointLive,
     EndpointStats,
     FleetSnapshot,
@@ -16,6 +18,7 @@ from gateway.core import (
     RequestFacts,
 )
 from gateway.policy.decide import decide
+from gateway.policy.explain import candidates_of, explain
 from gateway.policy.load import load_policy
 from gateway.policy.policy import Policy
 from gateway.wire.pieces import Surface
@@ -99,21 +102,36 @@ def facts_of(**changes: Any) -> RequestFacts:
     return RequestFacts(**fields)
 
 
+@dataclass
+class Decided:
+    """A plan and, worked out as whoever explains it does, its candidates."""
+
+    plan: Plan
+    candidates: tuple[Candidate, ...]
+    shown: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+
 def decide_on(
     policy: Policy,
     view: FleetView,
     facts: RequestFacts | None = None,
     *,
     seed: int = 1,
-    **more: Any,
-) -> Plan:
-    return decide(facts or facts_of(), view, policy, random.Random(seed), seed=seed, **more)
+    tried: tuple[str, ...] = (),
+) -> Decided:
+    facts = facts or facts_of()
+    plan = decide(facts, view, policy, random.Random(seed), seed=seed, tried=tried)
+    candidates = candidates_of(plan, facts, view, policy, tried=tried)
+    return Decided(plan, candidates, explain(plan, facts, view, policy, tried=tried))
 
 
-def order_of(plan: Plan) -> list[str]:
+def order_of(plan: Decided) -> list[str]:
     """Provider names in the plan's order."""
     return [endpoint_id.partition("/")[0] for endpoint_id in plan.order]
 
 
-def reason_of(plan: Plan, provider: str) -> str:
+def reason_of(plan: Decided, provider: str) -> str:
     return next(c.reason for c in plan.candidates if c.endpoint_id.startswith(f"{provider}/"))

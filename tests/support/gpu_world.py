@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.core import NANOS_PER_DOLLAR, Lane, MachineLoad, Plan
+from gateway.core import NANOS_PER_DOLLAR, Candidate, Lane, MachineLoad
 from gateway.errors import NoEligibleEndpoint
 from gateway.fleet.fleet import Fleet
 from gateway.policy.decide import decide
+from gateway.policy.explain import candidates_of
 from gateway.policy.load import load_policy
 from gateway.prices.book import PriceBook
 from gateway.prices.machine_meter import MachineMeter
@@ -138,7 +139,7 @@ class Decision:
     lane: Lane
     endpoint: str
     on_gpu: int  # running and waiting there then
-    plan: Plan | None
+    candidates: tuple[Candidate, ...] = ()
 
 
 class GpuWorld:
@@ -203,10 +204,11 @@ class GpuWorld:
         try:
             plan = decide(asked, view, self.policy, random.Random(seed), seed=seed)
         except NoEligibleEndpoint:
-            self.decisions.append(Decision(self.clock(), lane, "", on_gpu, None))
+            self.decisions.append(Decision(self.clock(), lane, "", on_gpu))
             return
         chosen = plan.order[0]
-        self.decisions.append(Decision(self.clock(), lane, chosen, on_gpu, plan))
+        candidates = candidates_of(plan, asked, view, self.policy)
+        self.decisions.append(Decision(self.clock(), lane, chosen, on_gpu, candidates))
         self.fleet.started(chosen)
         job = Job(prompt_tokens, num_tokens, self.clock())
         job.ended = lambda now_s: self._ended(chosen, job)

@@ -126,7 +126,6 @@ class World:
             route="",
             preference="fastest",
             order=tuple(order if order is not None else self.policy.models["chat"]),
-            candidates=(),
             policy_version=self.policy.version,
             snapshot_id=snapshot.id,
             seed=1,

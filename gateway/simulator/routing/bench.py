@@ -120,9 +120,7 @@ def run_task(task: Task) -> Played:
         )  # fmt: skip
         figures[name] = figures_of(episode.served, world, load)
         digests[name] = episode.digest
-    return Played(
-        cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests
-    )
+    return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +168,7 @@ def _summarise_cell(rows: Sequence[Played]) -> CellResult:
     for name in routers:
         if CLAIRVOYANT in routers:
             regrets[name] = {
-                figure: _bounds(_ratio(rows, name, CLAIRVOYANT, figure, rng))
-                for figure in COMPARED
+                figure: _bounds(_ratio(rows, name, CLAIRVOYANT, figure, rng)) for figure in COMPARED
             }
         if name not in PREFERENCES:
             continue
@@ -182,8 +179,12 @@ def _summarise_cell(rows: Sequence[Played]) -> CellResult:
                 found = _ratio(rows, name, other, figure, rng)
                 comparisons.append(
                     Comparison(
-                        router=name, other=other, figure=figure, change=found.value - 1.0,
-                        low=found.low - 1.0, high=found.high - 1.0,
+                        router=name,
+                        other=other,
+                        figure=figure,
+                        change=found.value - 1.0,
+                        low=found.low - 1.0,
+                        high=found.high - 1.0,
                     )  # fmt: skip
                 )
     return CellResult(
@@ -227,16 +228,16 @@ def _means(figures: Sequence[Figures]) -> dict[str, float | None]:
     return means
 
 
-def cells_of(
-    worlds: Sequence[str], loads: Sequence[float], endpoints: Sequence[int]
-) -> list[Cell]:
+def cells_of(worlds: Sequence[str], loads: Sequence[float], endpoints: Sequence[int]) -> list[Cell]:
     """Every combination; the caching world plays Mooncake's prefixes. Raises ValueError."""
     unknown = [world for world in worlds if world not in WORLDS]
     if unknown:
         raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
     return [
         Cell(
-            world=world, load=load, num_endpoints=num,
+            world=world,
+            load=load,
+            num_endpoints=num,
             workload="mooncake-conversation" if world == "caching" else "azure-conversation",
         )  # fmt: skip
         for world in worlds

@@ -18,6 +18,7 @@ from gateway.simulator.routing.records import EventLog, Served
 from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.worlds import World
 from gateway.wire.usage import Usage
+
 SHARE_EVERY_S = 1.0
 
 RouterFactory = Callable[[Setting, int], Router]
@@ -93,7 +94,7 @@ def play(
             Setting(
                 listings=world.listings(),
                 prices=price,
-                rng=random.Random(seed * 1_000 + replica),  # noqa: S311 - a seeded simulation
+                rng=random.Random(seed * 1_000 + replica),
                 oracle=oracle,
             ),
             seed * 1_000 + replica,

@@ -28,7 +28,6 @@ PREFERENCES: dict[str, dict[str, object]] = {
 }
 
 
-
 def policy_of(listings: Sequence[Listing], prefer: dict[str, object]) -> Policy:
     """A policy over these endpoints with one route, read from text as a user's is."""
     names = [listing.endpoint_id.split("/", 1) for listing in listings]
@@ -62,7 +61,7 @@ class OurRouter:
         self.explored = False
         self._prefer = prefer
         self._prices = setting.prices
-        self._rng = random.Random(seed)  # noqa: S311 - a seeded simulation
+        self._rng = random.Random(seed)
         ids = count()
         self.policy = policy_of(setting.listings, prefer)
         self.fleet = Fleet(
@@ -71,7 +70,7 @@ class OurRouter:
             wall_clock=lambda: EPOCH_S + self.now_s,
             price_rows=self._rows,
             new_id=lambda: f"{seed:x}.{next(ids):x}",
-            rng=random.Random(seed + 1),  # noqa: S311 - a seeded simulation
+            rng=random.Random(seed + 1),
         )
         self.fleet.limit_exploration(_limits(self.policy))
         self._ids = [each.id for each in self.policy.pools[MODEL]]

@@ -68,6 +68,7 @@ def test_it_speculates_by_itself_with_the_head_that_comes_with_the_package(
         "max_tokens": 160,
     }
 
+    before = _drafts_by_workload(smollm2)
     drafted = sdk.chat.completions.create(**options)
     plain = sdk.chat.completions.create(**options, extra_body={"speculation": {"off": True}})
 
@@ -76,10 +77,20 @@ def test_it_speculates_by_itself_with_the_head_that_comes_with_the_package(
     assert told["method"] == "dspark+ngram"
     assert told["num_drafts_max"] == 5
     assert told["step_s"]["1"]["0"] > 0  # what a plain step costs was measured at the start
-    [figures] = [each for each in told["figures"] if each["num_drafts"] > 20]
+    # The server is shared with other tests, whose requests may be of other classes.
+    [figures] = [
+        each
+        for each in told["figures"]
+        if each["num_drafts"] > before.get(each["workload"], 0) + 20
+    ]
     assert figures["mean_acceptance_length"] > 1.5
     assert figures["acceptance_by_position"][0] > 0.4
     assert figures["speed_up"] is not None
+
+
+def _drafts_by_workload(server: RunningBackend) -> dict[str, int]:
+    told = server.get("/v1/load")["speculation"]["figures"]
+    return {each["workload"]: each["num_drafts"] for each in told}
 
 
 def test_second_request_finds_its_prompt_in_the_cache(sdk: OpenAI) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.core import Lane, MachineLoad
 from gateway.errors import NoEligibleEndpoint
-from gateway.policy.filter import CAPACITY_RULES, batch_limit
+from gateway.policy.filter import CAPACITY_RULES
+from gateway.policy.score import batch_limit
 from tests.support.deciding import decide_on, facts_of, order_of, policy_of, reason_of, view_of
 
 PAUSE = {"breaker": "open", "is_cooling": True, "reopens_in_s": 1.5}

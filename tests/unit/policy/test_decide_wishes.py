@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.core import ProviderPreferences
-from gateway.policy.explain import explain, explain_in_header
+from gateway.policy.explain import explain_in_header
 from tests.support.deciding import decide_on, facts_of, order_of, policy_of, reason_of, view_of
 
 
@@ -109,11 +109,11 @@ def test_endpoint_id_as_model_pins_that_endpoint() -> None:
 def test_explanation_in_a_header_stays_json_however_many_candidates_there_are() -> None:
     policy = policy_of(*"abcdefghij")
     plan = decide_on(policy, view_of(policy))
-    whole = json.loads(explain_in_header(plan, 100_000))
-    cut = explain_in_header(plan, 2_000)
+    whole = json.loads(explain_in_header(plan.shown, 100_000))
+    cut = explain_in_header(plan.shown, 2_000)
     shown = json.loads(cut)
 
-    assert whole == explain(plan)
+    assert whole == plan.shown
     assert len(cut) <= 2_000
     assert shown["candidates"] == whole["candidates"][: len(shown["candidates"])]
     assert 0 < shown["num_left_out"] == 10 - len(shown["candidates"])
@@ -129,7 +129,7 @@ def test_operator_says_whether_answers_may_be_trained_on() -> None:
 def test_explanation_lists_every_endpoint_and_puts_numbers_to_the_loss() -> None:
     policy = policy_of("a", "b", "c, surfaces: [embeddings]")
     view = view_of(policy, {"a": {"rate": 100}})
-    shown = explain(decide_on(policy, view))
+    shown = decide_on(policy, view).shown
 
     assert [c["endpoint"] for c in shown["candidates"]] == ["a/x", "b/x", "c/x"]
     assert "against" in shown["candidates"][1]["reason"]

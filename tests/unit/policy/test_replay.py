@@ -8,6 +8,7 @@ from math import log
 import msgspec
 
 from gateway.core import (
+    Candidate,
     EndpointLive,
     EndpointStats,
     FleetSnapshot,
@@ -19,8 +20,10 @@ from gateway.core import (
 )
 from gateway.errors import NoEligibleEndpoint
 from gateway.policy.decide import decide
+from gateway.policy.explain import candidates_of
 from gateway.policy.load import load_policy
 from gateway.policy.policy import Policy
+from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
 
 NUM_CASES = 1_000
@@ -118,11 +121,15 @@ def random_facts(rng: random.Random) -> RequestFacts:
     )
 
 
-def outcome(facts: RequestFacts, view: FleetView, policy: Policy, seed: int) -> Plan | object:
+def outcome(
+    facts: RequestFacts, view: FleetView, policy: Policy, seed: int
+) -> tuple[Plan, tuple[Candidate, ...]] | object:
+    """The plan with its candidates, or why there is none."""
     try:
-        return decide(facts, view, policy, random.Random(seed), seed=seed)
+        plan = decide(facts, view, policy, Seeded(seed), seed=seed)
     except NoEligibleEndpoint as error:
         return error.detail
+    return plan, candidates_of(plan, facts, view, policy)
 
 
 def test_a_thousand_decisions_repeat_exactly_from_json() -> None:
@@ -145,27 +152,30 @@ def test_a_thousand_decisions_repeat_exactly_from_json() -> None:
         )
 
         assert again == first
-        if not isinstance(first, Plan):
+        if not isinstance(first, tuple):
             num_refused += 1
             continue
-        num_explored += first.explored
-        kinds.add((first.preference, first.candidates[0].reason.split(":")[0]))
-        assert msgspec.json.decode(msgspec.json.encode(first), type=Plan) == first
-        check_plan(first, facts, policy)
+        plan, candidates = first
+        num_explored += plan.explored
+        kinds.add((plan.preference, candidates[0].reason.split(":")[0]))
+        assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
+        check_plan(plan, candidates, facts, policy)
 
     assert num_explored > 5
     assert 0 < num_refused < NUM_CASES / 2
     assert len(kinds) > 8
 
 
-def check_plan(plan: Plan, facts: RequestFacts, policy: Policy) -> None:
+def check_plan(
+    plan: Plan, candidates: tuple[Candidate, ...], facts: RequestFacts, policy: Policy
+) -> None:
     pool = {one.id for model in facts.models for one in policy.pools[model]}
-    listed = [candidate.endpoint_id for candidate in plan.candidates]
+    listed = [candidate.endpoint_id for candidate in candidates]
     assert set(listed) == pool
     assert len(listed) == len(set(listed))
-    assert plan.order[0] == plan.candidates[0].endpoint_id
-    assert plan.candidates[0].outcome == "chosen"
-    for candidate in plan.candidates:
+    assert plan.order[0] == candidates[0].endpoint_id
+    assert candidates[0].outcome == "chosen"
+    for candidate in candidates:
         terms = candidate.terms
         assert (terms is None) == (candidate.outcome == "excluded")
         assert (candidate.outcome in ("chosen", "fallback")) == (

@@ -1,7 +1,9 @@
 """LiteLLM `simple-shuffle`, its default. Source: LiteLLM router strategies; gateways 2.
 
-By chance: weighted by requests a minute if the first healthy deployment has a limit (one without
-then weighs 0), else evenly. The next of the order is drawn the same way from those left.
+By chance: weighted by requests a minute where all have a limit, else evenly. (The code looks at the
+first deployment only, and one without a limit then weighs 0. Nobody would configure that so, hence
+limits that only some providers publish are left out here.) The next of the order is drawn the
+same way from those left.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ class SimpleShuffle:
 
     def rank(self, ask: Ask, up: Sequence[str], now_s: float) -> Sequence[str]:
         limits = [self._roster.listings[each].requests_per_minute for each in up]
-        if limits[0] is None:
+        known = [float(limit) for limit in limits if limit is not None]
+        if len(known) < len(limits):
             return shuffled(up, self._rng)
-        return drawn_order(up, [float(limit or 0) for limit in limits], self._rng)
+        return drawn_order(up, known, self._rng)
 
     def learn(self, outcome: AttemptOutcome, now_s: float) -> None:
         pass

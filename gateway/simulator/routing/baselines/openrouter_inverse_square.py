@@ -1,4 +1,6 @@
-"""OpenRouter's long-standing default: by chance, weighted by 1/price². Source: gateways 2.
+"""OpenRouter's default until mid-2026: by chance, weighted by 1/price².
+
+Source: OpenRouter's provider-routing guide of that time; gateways 2.
 
 Of the endpoints without an outage in the last 30 s one is drawn, then the next from those left;
 those with an outage come last, drawn alike. A $1 endpoint is nine times as likely as a $3 one. The

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,28 +39,39 @@ class Baseline:
         return self.build(setting)
 
 
-def _sourced(build: Callable[[Setting], RuledRouter], is_clairvoyant: bool = False) -> Baseline:
-    """The source is the sentence of the module's first paragraph that names it."""
-    documentation = sys.modules[build.__module__].__doc__ or ""
-    source = " ".join(documentation.partition("Source: ")[2].partition("\n\n")[0].split())
-    assert source, f"{build.__module__} names no source"
-    return Baseline(build, source, is_clairvoyant)
-
-
 BASELINES: dict[str, Baseline] = {
-    "round_robin": _sourced(round_robin),
-    "random_choice": _sourced(random_choice),
-    "least_in_flight": _sourced(least_in_flight),
-    "p2c_peak_ewma": _sourced(p2c_peak_ewma),
-    "litellm_lowest_latency": _sourced(litellm_lowest_latency),
-    "litellm_lowest_latency_old": _sourced(litellm_lowest_latency_old),
-    "litellm_simple_shuffle": _sourced(litellm_simple_shuffle),
-    "llm_gateway_weighted": _sourced(llm_gateway_weighted),
-    "openrouter_inverse_square": _sourced(openrouter_inverse_square),
-    "openrouter_edge": _sourced(openrouter_edge),
-    "sort_throughput": _sourced(sort_throughput),
-    "cheapest_listed": _sourced(cheapest_listed),
-    "static_table": _sourced(static_table),
-    "clairvoyant_greedy": _sourced(clairvoyant_greedy, is_clairvoyant=True),
-    "clairvoyant_means": _sourced(clairvoyant_means, is_clairvoyant=True),
+    "round_robin": Baseline(round_robin, "nginx, default balancing method"),
+    "random_choice": Baseline(random_choice, "nginx, `random` balancing method"),
+    "least_in_flight": Baseline(least_in_flight, "nginx, `least_conn`; LiteLLM, `least-busy`"),
+    "p2c_peak_ewma": Baseline(p2c_peak_ewma, "Finagle, P2C with PeakEwma, tau 10 s"),
+    "litellm_lowest_latency": Baseline(
+        litellm_lowest_latency, "LiteLLM 1.110 (autumn 2026), `latency-based-routing`"
+    ),
+    "litellm_lowest_latency_old": Baseline(
+        litellm_lowest_latency_old,
+        "LiteLLM before April 2026 (LL#25548, LL#40202), `latency-based-routing`",
+    ),
+    "litellm_simple_shuffle": Baseline(
+        litellm_simple_shuffle, "LiteLLM, `simple-shuffle`, its default"
+    ),
+    "llm_gateway_weighted": Baseline(
+        llm_gateway_weighted, "theopenco/llmgateway, documentation, `features/routing`"
+    ),
+    "openrouter_inverse_square": Baseline(
+        openrouter_inverse_square, "OpenRouter, provider-routing guide until mid-2026"
+    ),
+    "openrouter_edge": Baseline(
+        openrouter_edge,
+        "OpenRouter, 'How OpenRouter Routes Traffic Between Providers' (autumn 2026); our reading "
+        "of its undocumented numbers",
+    ),
+    "sort_throughput": Baseline(sort_throughput, "OpenRouter, `sort: throughput`, `:nitro`"),
+    "cheapest_listed": Baseline(cheapest_listed, "OpenRouter, `sort: price`, `:floor`"),
+    "static_table": Baseline(static_table, "a hand-written list by listed speed, nginx `backup`"),
+    "clairvoyant_greedy": Baseline(
+        clairvoyant_greedy, "the world itself, every draw known", is_clairvoyant=True
+    ),
+    "clairvoyant_means": Baseline(
+        clairvoyant_means, "the world itself, means known but no draw", is_clairvoyant=True
+    ),
 }

