@@ -6,7 +6,7 @@ authenticate → parse → describe → admit → decide → relay (reserve, sen
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from gateway.keys.ticket import Ticket
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
+from gateway.measure.shadow import Shadow
 from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
 from gateway.policy.explain import explain, explain_in_header
@@ -90,6 +91,7 @@ class Gateway:
     started_at_s: float
     allowed_hosts: frozenset[str] = frozenset()
     tracing: Tracing | None = None
+    shadow: Shadow | None = None
     is_draining: bool = False
     is_ready: bool = False
     meter: MachineMeter = field(default_factory=lambda: MachineMeter(began_s=0.0))
@@ -152,6 +154,8 @@ async def _serve_admitted(
         decided = await decide_waiting(gateway, policy, facts)
         try:
             record.decided(decided.plan, decided.view)
+            if gateway.shadow is not None:
+                gateway.shadow.offer(facts, decided.plan, decided.view, policy)
             if await _explained(inbound, decided, policy, record):
                 return
             job = RelayJob(
@@ -254,8 +258,10 @@ def _waited_for(error: NoEligibleEndpoint, view: FleetView) -> tuple[list[str], 
     return ids, sum(view.live[each].capacity for each in ids if each in view.live)
 
 
-def candidate_ids(policy: Policy, facts: RequestFacts) -> list[str]:
+def candidate_ids(policy: Policy, facts: RequestFacts) -> Sequence[str]:
     """Endpoints that could serve any of the models wanted, each once."""
+    if len(facts.models) == 1:
+        return tuple([each.id for each in policy.pools.get(facts.models[0], ())])
     pools = (policy.pools.get(model, ()) for model in facts.models)
     return list(dict.fromkeys(each.id for pool in pools for each in pool))
 

@@ -38,6 +38,7 @@ NAMES = frozenset(
         "PEPPER",
         "REDIS_URL",
         "REPLICAS",
+        "SHADOW_POLICY",
         "STATUS_PUBLIC",
         "TRUSTED_PROXIES",
     )
@@ -71,6 +72,8 @@ class Settings:
     """LOOPROUTER_STATUS_PUBLIC=1: the status page and /metrics answer other machines too."""
     allowed_hosts: tuple[str, ...] = ()
     """LOOPROUTER_ALLOWED_HOSTS: host names answered to; empty = any well-formed one."""
+    shadow_policy: Path | None = None
+    """LOOPROUTER_SHADOW_POLICY: a file that is asked beside the policy and obeyed in nothing."""
     unknown_names: tuple[str, ...] = ()
     """LOOPROUTER_… variables that nothing reads: likely spelling mistakes, worth a warning."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -91,6 +94,7 @@ class Settings:
             otlp_endpoint=found.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip(),
             status_is_public=_choice(found, "STATUS_PUBLIC", ("0", "1"), "0") == "1",
             allowed_hosts=_hosts(found),
+            shadow_policy=_path(found, "SHADOW_POLICY"),
             unknown_names=tuple(
                 sorted(
                     name
@@ -223,6 +227,11 @@ def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...], def
     if text.lower() not in choices:
         raise SetupError(f"{PREFIX}{name} is {text[:40]!r}; use one of {', '.join(choices)}")
     return text.lower()
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(PREFIX + name, "").strip()
+    return Path(text).absolute() if text else None
 
 
 def _items(environ: Mapping[str, str], name: str) -> list[str]:

@@ -53,6 +53,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     spend_usd: str
     endpoints: list[EndpointStatus]
     recent: list[dict[str, Any]]
+    shadow: dict[str, Any] | None = None  # what a second policy would have done
 
 
 class SpendCache:
@@ -104,6 +105,7 @@ async def status_summary(gateway: Gateway, spend: SpendCache, version: str) -> S
         spend_usd=total if by_endpoint is not None else UNKNOWN,
         endpoints=endpoints,
         recent=[recent_row(row) for row in gateway.recorder.newest(RECENT_ROWS)],
+        shadow=gateway.shadow.summary() if gateway.shadow is not None else None,
     )
 
 

@@ -75,7 +75,7 @@ class Housekeeping:
         ]
 
         for task in self._tasks:
-            task.add_done_callback(_tell_of_end)
+            task.add_done_callback(tell_of_end)
 
     async def stop(self) -> None:
         """End the tasks and keep the beliefs once more."""
@@ -185,7 +185,7 @@ class Housekeeping:
             )
 
 
-def _tell_of_end(task: asyncio.Task[None]) -> None:
+def tell_of_end(task: asyncio.Task[None]) -> None:
     """A background task runs until it is cancelled; any other end is our own bug."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a background task ended", error=error, exc_info=error)

@@ -11,6 +11,9 @@ from gateway.cli.db import db
 from gateway.cli.keys import keys
 from gateway.cli.ledger import ledger
 from gateway.cli.policy import policy
+from gateway.cli.policy_cases import test
+from gateway.cli.policy_shadow import shadow
+from gateway.cli.policy_simulate import simulate
 from gateway.cli.providers import providers
 from gateway.cli.serve import serve, up
 from gateway.errors import ApiError, LoopRouterError
@@ -34,6 +37,8 @@ def cli() -> None:
 
 for command in (up, serve, keys, policy, providers, ledger, db):
     cli.add_command(command)
+for command in (simulate, test, shadow):
+    policy.add_command(command)
 
 
 def main() -> None:

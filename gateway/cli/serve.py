@@ -39,7 +39,12 @@ def _logs(settings: Settings, *, quiet: bool) -> None:
     help="Port to listen on; 0 = any that is free.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-def serve(policy: str, port: int, host: str) -> None:
+@click.option(
+    "--shadow-policy",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A policy file that is asked beside it and obeyed in nothing; `policy shadow` shows it.",
+)
+def serve(policy: str, port: int, host: str, shadow_policy: Path | None) -> None:
     """Serve a policy: the command for production.
 
     SQLite means exactly one serving process; more need PostgreSQL and Redis. SIGHUP reloads the
@@ -50,6 +55,8 @@ def serve(policy: str, port: int, host: str) -> None:
     from gateway.app.serving import run_in_uvloop, serve_gateway
 
     settings = Settings.from_environment()
+    if shadow_policy is not None:
+        settings = replace(settings, shadow_policy=shadow_policy)
     _logs(settings, quiet=False)
     _warn_unknown(settings)
 

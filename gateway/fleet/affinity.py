@@ -70,18 +70,20 @@ class Affinity:
             return "", {}
         return next(reversed(live)), live
 
+    def expected_of(self, session: str, prefix: str, now_s: float) -> tuple[str, dict[str, int]]:
+        """The same for a request of both; where they differ, the session knows better."""
+        last, tokens = self.expected(session, now_s) if session else ("", {})
+        if prefix:
+            last_of_prefix, of_prefix = self.expected(prefix, now_s)
+            last = last or last_of_prefix
+            for endpoint_id, num in of_prefix.items():
+                tokens[endpoint_id] = max(num, tokens.get(endpoint_id, 0))
+        return last, tokens
+
 
 def endpoint_seed(endpoint_id: str) -> int:
-    """An endpoint's 64 bits for `home_order`: the same in every process."""
+    """An endpoint's 64 bits for `home`: the same in every process."""
     return int.from_bytes(blake2b(endpoint_id.encode(), digest_size=8).digest(), "little")
-
-
-def home_rank(key_bits: int, seed: int) -> int:
-    """Weight of an endpoint for a key; the highest is its home (rendezvous hashing)."""
-    x = (key_bits ^ seed) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK  # splitmix64's finaliser
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
 
 
 def key_bits(key: str) -> int:
@@ -111,7 +113,8 @@ def home(key: str, seeds: Sequence[tuple[str, int]], in_flight: Sequence[int]) -
     best, best_rank = "", -1
     for (endpoint_id, seed), load in zip(seeds, in_flight, strict=True):
         if load < limit:
-            rank = home_rank(bits, seed)
+            # An endpoint's own odd number makes it a hash of the key, independent of the others'.
+            rank = (bits * (seed | 1)) & _MASK
             if rank > best_rank:
                 best, best_rank = endpoint_id, rank
     return best

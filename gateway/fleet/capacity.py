@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.core import MachineLoad
+from gateway.fleet.pacing import MINUTE_RETRY_AFTER_S, Pace
 
 CAPACITY_START = 64.0
 CAPACITY_MIN = 1.0
@@ -44,11 +45,12 @@ class Capacity:
 
     __slots__ = (
         "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
-        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
+        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit", "pace",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.limit = CAPACITY_START
+        self.pace = Pace()
         self._cut_at_s = -math.inf
         self._in_row = 0
         self._cooling_until_s = -math.inf
@@ -117,7 +119,11 @@ class Capacity:
         self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
     ) -> None:
         """A 429 or an overload answer."""
-        if dispatched_at_s >= self._pushed_at_s:
+        self.pace.refused(now_s, retry_after_s)
+        if retry_after_s is not None and retry_after_s >= MINUTE_RETRY_AFTER_S:
+            # Its minute is full, and how many run at once is not to blame.
+            self._pushed_at_s = max(self._pushed_at_s, dispatched_at_s)
+        elif dispatched_at_s >= self._pushed_at_s:
             self._pushed_at_s = now_s
             self._survivors = in_flight
             if dispatched_at_s >= self._cut_at_s:
@@ -150,8 +156,8 @@ class Capacity:
         self.limit = min(CAPACITY_MAX, max(CAPACITY_MIN, limit))
 
     def cooling_s(self, now_s: float) -> float:
-        """Seconds until the endpoint asked to be called again."""
-        return max(0.0, self._cooling_until_s - now_s)
+        """Seconds until the endpoint asked to be called again, or its minute has room."""
+        return max(0.0, self._cooling_until_s - now_s, self.pace.wait_s(now_s))
 
     def report(self, load: MachineLoad, now_s: float) -> None:
         """The endpoint's own account of its load, with what was in flight of ours then."""

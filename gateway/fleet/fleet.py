@@ -19,12 +19,13 @@ from gateway.core import (
     RequestFacts,
     Rng,
 )
-from gateway.fleet.affinity import Affinity, home, load_max
+from gateway.fleet.affinity import Affinity
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
 from gateway.fleet.lengths import Lengths
 from gateway.fleet.live import LiveEndpoint, share_with_peers
+from gateway.fleet.placement import Members, placed
 from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
@@ -36,8 +37,10 @@ EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
 REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
 ANSWER_TOKENS_DEFAULT = 4_096.0
+MEMBERS_MAX = 256  # sets of endpoints asked for
 
 Clock = Callable[[], float]
+Kind = tuple[str, str, int | None, bool]
 PriceRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
 
 
@@ -71,6 +74,8 @@ class Fleet:
         self._moved: dict[str, list[tuple[LiveEndpoint, float]]] = {}  # id → where it led, until
         self._affinity = Affinity()
         self._lengths = Lengths()
+        self._expected: dict[Kind, tuple[float, float]] = {}  # (length, n), kept as a snapshot is
+        self._members: dict[tuple[str, ...], Members] = {}
         self._started = MinuteCounter()  # of all endpoints together
         self._credits = Credits()
         self.replica = ""  # this one's name among others; "" = alone
@@ -90,57 +95,35 @@ class Fleet:
         """
         now_s = self.clock()
         snapshot = self._snapshot_of(now_s)
-        by_id = self._by_id
-        lives = [by_id[endpoint_id] for endpoint_id in endpoint_ids if endpoint_id in by_id]
+        ids = tuple(endpoint_ids)
+        members = self._members.get(ids)
+        if members is None:
+            members = self._find_members(ids)
         shown: dict[str, EndpointLive] = {
-            live.endpoint.id: live.calm_view or live.view(now_s) for live in lives
+            endpoint_id: live.calm_view or live.view(now_s) for endpoint_id, live in members
         }
         if facts.affinity_key or facts.session_key:
-            last, home_id, cached = self._placement(facts, lives, now_s)
-            for endpoint_id in {last, home_id, *cached}:
-                if endpoint_id in shown:
-                    shown[endpoint_id] = by_id[endpoint_id].view(
-                        now_s,
-                        cached.get(endpoint_id, 0),
-                        is_last=endpoint_id == last,
-                        is_home=endpoint_id == home_id,
-                    )
-        expected, n = self._lengths.expected(_kind_of(facts), now_s)
+            shown.update(placed(facts, self._affinity, members, now_s))
+        kind = _kind_of(facts)
+        length = self._expected.get(kind)
+        if length is None:
+            length = self._expected[kind] = self._lengths.expected(kind, now_s)
         return FleetView(
             snapshot=snapshot,
             live=shown,
-            output_tokens_expected=expected,
-            output_tokens_n=n,
+            output_tokens_expected=length[0],
+            output_tokens_n=length[1],
             exploration_credits=self._credits.amount,
         )
 
-    def _placement(
-        self, facts: RequestFacts, lives: list[LiveEndpoint], now_s: float
-    ) -> tuple[str, str, dict[str, int]]:
-        """(endpoint used last, home of a prefix not seen lately, tokens cached by endpoint)."""
-        last = ""
-        tokens: dict[str, int] = {}
-        if facts.session_key:
-            last, tokens = self._affinity.expected(facts.session_key, now_s)
-        if facts.affinity_key:
-            last_of_prefix, of_prefix = self._affinity.expected(facts.affinity_key, now_s)
-            last = last or last_of_prefix
-            for endpoint_id, num in of_prefix.items():
-                tokens[endpoint_id] = max(num, tokens.get(endpoint_id, 0))
-        cached = {
-            endpoint_id: int(min(num, facts.prompt_tokens) * self._by_id[endpoint_id].cache_ratio)
-            for endpoint_id, num in tokens.items()
-            if endpoint_id in self._by_id
-        }
-        able = [live for live in lives if live.is_closed(now_s)]
-        loads = [live.in_flight for live in able]
-        if last:
-            limit = load_max(sum(loads), max(1, len(able)))
-            used = self._by_id.get(last)
-            if used is not None and used.in_flight < limit:
-                return last, "", cached
-        key = facts.affinity_key or facts.session_key
-        return "", home(key, [(live.endpoint.id, live.seed) for live in able], loads), cached
+    def _find_members(self, ids: tuple[str, ...]) -> Members:
+        """Those of `ids` that the fleet holds. A policy asks for the same few sets again."""
+        if len(self._members) >= MEMBERS_MAX:
+            self._members.clear()
+        by_id = self._by_id
+        found = tuple([(each, by_id[each]) for each in ids if each in by_id])
+        self._members[ids] = found
+        return found
 
     def snapshot(self) -> FleetSnapshot:
         """Beliefs and prices, at most a second old; the same object until then."""
@@ -152,6 +135,7 @@ class Fleet:
             return kept
         wall_s = self.wall_clock()
         share_with_peers(self._by_key.values(), now_s)
+        self._expected.clear()
         built = FleetSnapshot(
             id=self._new_id(),
             at_unix_s=wall_s,
@@ -346,6 +330,7 @@ class Fleet:
             live.probes.limits = self._credits.limits
             live.outbox = (live.outbox or Outbox()) if self.replica else None
             self._by_key[key] = self._by_id[endpoint.id] = live
+        self._members.clear()
         self._keep_moved(old_by_id, now_s)
         for key, live in old_by_key.items():
             if key not in self._by_key:
@@ -397,6 +382,6 @@ def _nothing() -> None:
     pass
 
 
-def _kind_of(facts: RequestFacts) -> tuple[str, str, int | None, bool]:
+def _kind_of(facts: RequestFacts) -> Kind:
     model = facts.models[0] if facts.models else ""
     return facts.key_id, model, facts.max_tokens, "tools" in facts.needs

@@ -70,6 +70,7 @@ class LiveEndpoint:
 
     def begin(self, now_s: float) -> None:
         self.in_flight += 1
+        self.capacity.pace.started(now_s)
         self.started.add(now_s)
         self.calm_view = None
 
@@ -128,34 +129,42 @@ class LiveEndpoint:
         self, now_s: float, cached: int = 0, *, is_last: bool = False, is_home: bool = False
     ) -> EndpointLive:
         """What a decision sees."""
-        was_probed = self.probes.is_spent(now_s)
-        is_calm = (
+        capacity = self.capacity
+        if (
             self.breaker.is_closed
-            and not was_probed
-            and cached == 0
-            and not (is_last or is_home or self.capacity.has_telemetry)
-            and self.capacity.cooling_s(now_s) <= 0.0
-        )
+            and not capacity.has_telemetry
+            and capacity.cooling_s(now_s) <= 0.0
+            and not self.probes.is_spent(now_s)
+        ):
+            quiet = EndpointLive(
+                endpoint_id=self.endpoint.id,
+                in_flight=self.everywhere + self.promised,
+                capacity=capacity.limit,
+                places=self.estimator.slowdown.places_now,
+                cached_tokens=cached,
+                is_last_used=is_last,
+                is_home=is_home,
+            )
+            if not (cached or is_last or is_home):
+                self.calm_view = quiet
+            return quiet
         state, reopens_in_s = self.shut(now_s)
-        built = EndpointLive(
+        return EndpointLive(
             endpoint_id=self.endpoint.id,
             in_flight=self.everywhere + self.promised,
-            capacity=self.capacity.now(now_s),
-            places=min(self.estimator.slowdown.places_now, self.capacity.now(now_s)),
+            capacity=capacity.now(now_s),
+            places=min(self.estimator.slowdown.places_now, capacity.now(now_s)),
             breaker=state,
             reopens_in_s=reopens_in_s,
             cached_tokens=cached,
             is_last_used=is_last,
             is_home=is_home,
             is_cooling=state == "open" and self.breaker.is_closed,
-            was_probed=was_probed,
-            is_full=self.capacity.is_full(self.everywhere + self.promised, now_s),
-            is_silent=self.capacity.is_silent(now_s),
-            machine=self.capacity.told(now_s),
+            was_probed=self.probes.is_spent(now_s),
+            is_full=capacity.is_full(self.everywhere + self.promised, now_s),
+            is_silent=capacity.is_silent(now_s),
+            machine=capacity.told(now_s),
         )
-        if is_calm:
-            self.calm_view = built
-        return built
 
     def shut(self, now_s: float) -> tuple[str, float]:
         """

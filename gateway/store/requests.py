@@ -135,6 +135,25 @@ async def list_requests(
     return [_read(row) for row in found.mappings()]
 
 
+async def list_decided(
+    connection: AsyncConnection,
+    *,
+    since: float,
+    limit: int,
+    before: tuple[float, str] | None = None,
+) -> list[RequestRow]:
+    """
+    The rows of every tenant that an endpoint was chosen for, newest first: for the operator's own
+    tools, never for an answer to a client. `before` pages as in `list_requests`.
+    """
+    query = sa.select(requests).where(requests.c.created_at >= since, requests.c.snapshot_id != "")
+    if before is not None:
+        query = query.where(sa.tuple_(requests.c.created_at, requests.c.id) < sa.tuple_(*before))
+    query = query.order_by(requests.c.created_at.desc(), requests.c.id.desc())
+    found = await connection.execute(query.limit(min(limit, PAGE_ROWS_MAX)))
+    return [_read(row) for row in found.mappings()]
+
+
 async def find_snapshot(connection: AsyncConnection, snapshot_id: str) -> FleetSnapshot | None:
     """The snapshot of an id; None once it is older than what is kept. Belongs to no tenant."""
     query = sa.select(snapshots.c.body).where(snapshots.c.id == snapshot_id)
