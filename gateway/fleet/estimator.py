@@ -317,16 +317,20 @@ class EndpointEstimator:
         may_reason = self.hides_reasoning or wants_reasoning
         most_s = TIMEOUT_REASONING_MAX_S if may_reason else TIMEOUT_MAX_S
         belief = self._ttft_published()
-        known = belief.at(now_s)
-        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
-        seen_s = self._p99("ttft_base", now_s)
-        base_s = seen_s if seen_s is not None else math.exp(ln_p99)
+        base_s = self.ttft_p99_s(now_s)
         least_s = TIMEOUT_MIN_S
         if belief.slow.s0 < COLD_WEIGHT:
             least_s = TIMEOUT_COLD_REASONING_S if may_reason else TIMEOUT_COLD_S
         timeout_s = TIMEOUT_FACTOR * base_s * math.exp(self.prefill.ln_stretch(prompt_tokens))
         backed_off: float = max(least_s, timeout_s) * 2.0 ** min(self._timeouts_in_row, 5)
         return min(most_s, backed_off)
+
+    def ttft_p99_s(self, now_s: float) -> float:
+        """What 99 % of first tokens come within, the prompt's own part left out."""
+        known = self._ttft_published().at(now_s)
+        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
+        seen_s = self._p99("ttft_base", now_s)
+        return seen_s if seen_s is not None else math.exp(ln_p99)
 
     def whole_timeout_s(self, output_tokens: float, now_s: float) -> float:
         """

@@ -208,7 +208,7 @@ class Fleet:
 
     # Learning
 
-    def started(self, endpoint_id: str) -> int:
+    def started(self, endpoint_id: str, *, is_stream: bool = False) -> int:
         """
         A request is about to be sent there; `observe` or `abandoned` must follow.
 
@@ -218,15 +218,22 @@ class Fleet:
         if live is None:
             return 1
         now_s = self.clock()
-        live.begin(now_s)
+        live.begin(now_s, is_stream=is_stream)
         self._started.add(now_s)
         return live.everywhere
+
+    def first_token(self, endpoint_id: str) -> None:
+        """A stream sent there has got its first token."""
+        live = self._by_id.get(endpoint_id)
+        if live is not None:
+            live.first_token(self.clock())
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
             live.end()
+            live.waiting.ended()
             live.breaker.release(self.clock())
 
     def observe(self, outcome: AttemptOutcome) -> None:
@@ -242,6 +249,8 @@ class Fleet:
         self._learn_prefix(live, outcome, now_s)
         sample, alarms, news = live.learn(outcome, now_s)
         live.end()
+        if outcome.stream and not outcome.is_committed:
+            live.waiting.ended()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
         self.learn_length(sample, outcome, live, now_s)

@@ -179,6 +179,10 @@ class Simulation:
                 self._end(run, action.attempt, action.failure)
             elif isinstance(action, Commit):
                 run.served.ttft_s = self.now_s - run.arrival.at_s
+                committed = run.attempts[action.attempt]
+                assert committed is not None
+                committed.outcome.is_committed = True
+                run.router.first_token(committed.outcome.endpoint_id, self.now_s)
             elif isinstance(action, Finish):
                 self._end(run, action.attempt, None)
                 self._finish(run, action.attempt)
@@ -242,9 +246,9 @@ class Simulation:
             self._log.add(now_s, "sent", served.idx, action.endpoint_id)
         timeout_s = run.router.first_token_timeout_s(action.endpoint_id, run.ask)
         self.at(now_s, self._handle, run, Sent(number, timeout_s))
-        if fate.failure is None or fate.fails_at_s > fate.ttft_s:
-            if fate.failure is not FailureClass.TIMEOUT_FIRST_TOKEN:
-                self.at(now_s + fate.ttft_s, self._read, run, number, attempt)
+        is_hang = fate.failure is FailureClass.TIMEOUT_FIRST_TOKEN
+        if not is_hang and fate.fails_at_s > fate.ttft_s:
+            self.at(now_s + fate.ttft_s, self._read, run, number, attempt)
         if fate.failure is None:
             self.at(now_s + fate.whole_s, self._last, run, number, attempt)
         elif fate.fails_at_s < float("inf"):

@@ -124,7 +124,11 @@ class OurRouter:
 
     def started(self, endpoint_id: str, now_s: float) -> int:
         self.now_s = now_s
-        return self.fleet.started(endpoint_id)
+        return self.fleet.started(endpoint_id, is_stream=True)
+
+    def first_token(self, endpoint_id: str, now_s: float) -> None:
+        self.now_s = now_s
+        self.fleet.first_token(endpoint_id)
 
     def ended(self, outcome: AttemptOutcome, now_s: float) -> None:
         self.now_s = now_s

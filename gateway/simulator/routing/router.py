@@ -91,6 +91,10 @@ class Router(Protocol):
         """An attempt leaves for there; `ended` follows. How many are in flight there, with it."""
         ...
 
+    def first_token(self, endpoint_id: str, now_s: float) -> None:
+        """The first token of a stream from there has gone to its client."""
+        ...
+
     def ended(self, outcome: AttemptOutcome, now_s: float) -> None:
         """An attempt is over: stamps, counts and failure, as the gateway's relay reports them."""
         ...

@@ -109,6 +109,9 @@ class RuledRouter:
         in_flight[endpoint_id] = in_flight.get(endpoint_id, 0) + 1
         return in_flight[endpoint_id]
 
+    def first_token(self, endpoint_id: str, now_s: float) -> None:
+        pass  # none of these products looks at a stream before its end
+
     def ended(self, outcome: AttemptOutcome, now_s: float) -> None:
         in_flight = self._roster.in_flight
         in_flight[outcome.endpoint_id] = max(0, in_flight.get(outcome.endpoint_id, 0) - 1)
