@@ -236,7 +236,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     endpoint_id: str
     in_flight: int = 0
     capacity: float = 64.0  # learned L_e
-    places: float = 64.0  # learned: with more in flight, all take longer in proportion
+    places: float = float("inf")  # learned: with more in flight, all take longer in proportion
     breaker: str = "closed"  # "closed" | "open" | "half_open"
     reopens_in_s: float = 0.0
     cached_tokens: int = 0  # expected for this request from the affinity record
@@ -316,7 +316,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_id: str
     seed: int
     why: str = ""  # why the first goes first, as a sentence
-    draw: float | None = None  # the uniform number that chose among near equals; None: none did
+    draw: int | None = None  # the place in the ring of draws that chose among near equals
     cost_nanos: int = 0  # expected, at the first of `order`
     cached: tuple[tuple[str, int], ...] = ()  # (endpoint id, prompt tokens expected cached there)
     explored: bool = False  # paid one exploration credit

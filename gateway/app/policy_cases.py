@@ -34,7 +34,7 @@ def run_cases(path: Path, policy: Path | None, *, now_unix_s: float | None = Non
         each.version: PriceBook(unpriced_cap_picos=each.unpriced_cap_picos)
         for each in policies.values()
     }
-    stated = instant_of(spec.at) if spec.at is not None else None
+    stated = instant_of(spec)
     now_s = time.time() if now_unix_s is None else now_unix_s
     at_unix_s = stated if stated is not None else now_s // DAY_S * DAY_S + DAY_S / 2.0
     return tuple(

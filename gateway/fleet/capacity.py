@@ -45,7 +45,8 @@ class Capacity:
 
     __slots__ = (
         "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
-        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit", "pace",
+        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
+        "pace",
     )  # fmt: skip
 
     def __init__(self) -> None:

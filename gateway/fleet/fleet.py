@@ -100,7 +100,7 @@ class Fleet:
         if members is None:
             members = self._find_members(ids)
         shown: dict[str, EndpointLive] = {
-            endpoint_id: live.calm_view or live.view(now_s) for endpoint_id, live in members
+            endpoint_id: live.calm_view or live.view(now_s) for endpoint_id, live in members.items()
         }
         if facts.affinity_key or facts.session_key:
             shown.update(placed(facts, self._affinity, members, now_s))
@@ -121,7 +121,7 @@ class Fleet:
         if len(self._members) >= MEMBERS_MAX:
             self._members.clear()
         by_id = self._by_id
-        found = tuple([(each, by_id[each]) for each in ids if each in by_id])
+        found = {each: by_id[each] for each in ids if each in by_id}
         self._members[ids] = found
         return found
 

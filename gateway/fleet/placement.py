@@ -6,7 +6,7 @@ from gateway.core import EndpointLive, RequestFacts
 from gateway.fleet.affinity import Affinity, home, load_max
 from gateway.fleet.live import LiveEndpoint
 
-Members = tuple[tuple[str, LiveEndpoint], ...]  # by endpoint id
+Members = dict[str, LiveEndpoint]  # by endpoint id
 
 
 def placed(
@@ -19,29 +19,23 @@ def placed(
     share of all that is in flight; then, and for a prefix not seen lately, its home.
     """
     last, tokens = affinity.expected_of(facts.session_key, facts.affinity_key, now_s)
-    able, num_in_flight = [], 0
-    for each in members:
-        live = each[1]
+    seeds, loads = [], []
+    for endpoint_id, live in members.items():
         if live.calm_view is not None or live.is_closed(now_s):
-            able.append(each)
-            num_in_flight += live.in_flight
-    used = next((live for endpoint_id, live in members if endpoint_id == last), None)
-    is_kept = used is not None and used.in_flight < load_max(num_in_flight, max(1, len(able)))
-    place = last
-    if not is_kept:
-        place = home(
-            facts.affinity_key or facts.session_key,
-            [(endpoint_id, live.seed) for endpoint_id, live in able],
-            [live.in_flight for _, live in able],
-        )
+            seeds.append((endpoint_id, live.seed))
+            loads.append(live.in_flight)
+    used = members.get(last)
+    is_kept = used is not None and used.in_flight < load_max(sum(loads), max(1, len(loads)))
+    place = last if is_kept else home(facts.affinity_key or facts.session_key, seeds, loads)
+    tokens.setdefault(place, 0)
     views = {}
-    for endpoint_id, live in members:
-        num_tokens = tokens.get(endpoint_id, 0)
-        is_here = endpoint_id == place
-        if num_tokens or is_here:
-            views[endpoint_id] = live.view(
+    for endpoint_id, num_tokens in tokens.items():
+        found = members.get(endpoint_id)
+        if found is not None:
+            is_here = endpoint_id == place
+            views[endpoint_id] = found.view(
                 now_s,
-                int(min(num_tokens, facts.prompt_tokens) * live.cache_ratio),
+                int(min(num_tokens, facts.prompt_tokens) * found.cache_ratio),
                 is_last=is_here and is_kept,
                 is_home=is_here and not is_kept,
             )

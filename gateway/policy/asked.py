@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 from gateway.core import FleetSnapshot, RequestFacts
 from gateway.errors import UnknownModel
@@ -83,6 +84,7 @@ def asked(facts: RequestFacts, snapshot: FleetSnapshot, policy: Policy) -> Asked
         facts.preferences,
         facts.parameters,
         facts.has_budget,
+        facts.num_choices,
         bisect_right(book.prompt_steps, facts.prompt_tokens),
         bisect_right(book.output_steps, facts.max_tokens or 0),
     )
@@ -104,6 +106,7 @@ def _work_out(facts: RequestFacts, snapshot: FleetSnapshot, policy: Policy) -> A
     has_output = facts.surface not in WITHOUT_OUTPUT
     wants = facts.preferences
     has_thresholds = bool(wants.preferred_min_throughput or wants.preferred_max_latency)
+    salt = crc32(snapshot.id.encode())
     pool: list[Rates] = []
     places: dict[str, Place] = {}
     models: dict[str, str] = {}
@@ -112,7 +115,18 @@ def _work_out(facts: RequestFacts, snapshot: FleetSnapshot, policy: Policy) -> A
         if lasting_reason(one, row, facts, policy, preference) is not None:
             continue
         stats = snapshot.stats.get(one.id, NOT_MEASURED)
-        pool.append(rates_of(one, stats, row, is_whole=not facts.stream, has_output=has_output))
+        pool.append(
+            rates_of(
+                one,
+                stats,
+                row,
+                is_whole=not facts.stream,
+                has_output=has_output,
+                num_choices=facts.num_choices,
+                seconds_per_nano=preference.seconds_per_nano,
+                salt=salt,
+            )
+        )
         is_slow = has_thresholds and is_below_preferred(stats, wants)
         rank = rank_in_order(one, wants.order) if wants.order else 0
         if is_slow or model_idx or rank:

@@ -12,7 +12,7 @@ caches and what was learned afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from math import exp, log, log1p, sqrt
+from math import expm1, hypot, sqrt
 
 import msgspec
 from msgspec import structs
@@ -43,9 +43,12 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     success_p: float
 
     def time_at(self, z: float) -> float:
-        """The time at a standard normal `z`: −1.64 gives `time_p5_s`, 1.64 `time_p95_s`."""
-        middle = 0.5 * (log(self.time_p5_s) + log(self.time_p95_s))
-        return exp(middle + z * log(self.time_p95_s / self.time_p5_s) / (2.0 * Z_90))
+        """
+        The time at a standard normal `z`: −1.64 gives `time_p5_s`, 0 `time_s`, 1.64 `time_p95_s`;
+        log-normal on either side.
+        """
+        end_s = self.time_p95_s if z > 0.0 else self.time_p5_s
+        return float(self.time_s * (end_s / self.time_s) ** abs(z / Z_90))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +96,9 @@ def predict(
     Time and cost of one request at an endpoint of `policy`, whether or not it would be chosen.
 
     `output_tokens` is of one choice. The interval is that of one request, not of the mean: the
-    spread of TTFT and decode rate, widened by how little the belief rests on, and the two parts
-    added as log-normals (Fenton and Wilkinson's moments). Raises KeyError for an unknown endpoint.
+    spread of TTFT and decode rate, widened by how little the belief rests on. The deviations of two
+    log-normals from their medians add as the root of their squares, each side for itself: 85 to
+    91 % lie inside where sigmas are 0.1 to 1.2. Raises KeyError for an unknown endpoint.
     """
     one = policy.pools[endpoint_id][0]
     has_output = facts.surface not in WITHOUT_OUTPUT
@@ -113,35 +117,24 @@ def predict(
         0.0,
     )
     (entry,), _ = weigh((rates,), view.live, want, is_forced=True)
-    middle, sigma = _spread(entry)
+    time_s = entry.ttft_s + entry.decode_s
     return Predicted(
-        time_s=entry.load * (entry.ttft_s + entry.decode_s),
-        time_p5_s=entry.load * exp(middle - Z_90 * sigma),
-        time_p95_s=entry.load * exp(middle + Z_90 * sigma),
+        time_s=entry.load * time_s,
+        time_p5_s=entry.load * (time_s - _deviation_s(entry, -Z_90)),
+        time_p95_s=entry.load * (time_s + _deviation_s(entry, Z_90)),
         cost_nanos=round(entry.cost_nanos),
         success_p=rates.success_p,
     )
 
 
-def _spread(entry: Weighed) -> tuple[float, float]:
-    """Mean and sigma of ln(ttft + decode) of one request."""
+def _deviation_s(entry: Weighed, z: float) -> float:
+    """How far ttft + decode of one request lies from its median at `z` sigma of both parts."""
     stats, rates = entry.rates.stats, entry.rates
-    whole_s = max(entry.ttft_s + entry.decode_s, 1e-9)
-    if rates.is_end_to_end:
-        return log(whole_s), sqrt(stats.ttft_sigma**2 + rates.first_width**2)
-    mean = variance = 0.0
-    for part_s, sigma, width in (
-        (entry.ttft_s, stats.ttft_sigma, rates.first_width),
-        (entry.decode_s, stats.rate_sigma, rates.token_width),
-    ):
-        squared = sigma**2 + width**2
-        of_part = part_s * exp(0.5 * squared)
-        mean += of_part
-        variance += of_part**2 * (exp(squared) - 1.0)
-    if mean <= 0.0:
-        return log(whole_s), 0.0
-    squared = log1p(variance / mean**2)
-    return log(mean) - 0.5 * squared, sqrt(squared)
+    of_first = sqrt(stats.ttft_sigma**2 + rates.first_width**2)
+    if rates.is_end_to_end:  # one measurement of the whole
+        return abs((entry.ttft_s + entry.decode_s) * expm1(z * of_first))
+    of_token = sqrt(stats.rate_sigma**2 + rates.token_width**2)
+    return hypot(entry.ttft_s * expm1(z * of_first), entry.decode_s * expm1(z * of_token))
 
 
 def priced_by(

@@ -18,7 +18,15 @@ from gateway.errors import InvalidRequest, NoEligibleEndpoint
 from gateway.policy.asked import FIRST_PLACE, NAMES_MAX, Asked, asked
 from gateway.policy.filter import excluded, free_in_s, is_only_silent
 from gateway.policy.policy import Policy
-from gateway.policy.score import Rates, Want, Weighed, drawn_s, time_p95_s, want_of, weigh
+from gateway.policy.score import (
+    NUM_DRAWS,
+    Rates,
+    Weighed,
+    drawn_s,
+    time_p95_s,
+    want_of,
+    weigh,
+)
 
 BAND = 1.10  # a mean score this close to the best may be taken for free
 HOUR_S = 3_600.0
@@ -47,7 +55,6 @@ class Ranking(msgspec.Struct, gc=False):
     """Everyone who may serve a request, the best mean first."""
 
     asked: Asked
-    want: Want
     entries: list[Weighed]
     is_panic: bool
 
@@ -135,7 +142,7 @@ def rank(
         entries.sort(key=_score)
     else:
         _sort(entries, kind, facts)
-    return Ranking(kind, want, entries, is_panic)
+    return Ranking(kind, entries, is_panic)
 
 
 def _last_resort(
@@ -209,7 +216,7 @@ def _choose(
     rng: Rng,
     *,
     is_retry: bool,
-) -> tuple[Weighed, str, bool, float | None]:
+) -> tuple[Weighed, str, bool, int | None]:
     """Who goes first, why, whether that was paid with an exploration credit, and the draw."""
     best, by = ranking.entries[0], ranking.asked.preference.by
     if len(ranking.entries) == 1:
@@ -233,37 +240,25 @@ def _choose(
         kept = _kept_by_affinity(peers, facts, limit_s)
         if kept is not None:
             return kept, AFFINITY, False, None
-    draw = rng.random()
-    star = _luckiest(peers, draw, ranking.want, None if may_explore else limit_s)
+    draw = int(rng.random() * NUM_DRAWS)
+    if not may_explore:
+        peers = [entry for entry in peers if entry.score_s <= limit_s]
+    drawn = drawn_s(peers, draw, among_best=True)
+    star = peers[drawn.index(min(drawn))]
     if star.score_s <= limit_s:
         return star, FIRST[by], False, draw
     return star, EXPLORED, True, draw
-
-
-def _luckiest(peers: list[Weighed], draw: float, want: Want, limit_s: float | None) -> Weighed:
-    """Whose drawn score is best; `limit_s`: only of those whose mean is not above it."""
-    seconds_per_nano = want.seconds_per_nano
-    star = peers[0]
-    best_s = drawn_s(star, draw, seconds_per_nano)
-    for entry in peers[1:]:
-        score_s = entry.score_s
-        if limit_s is not None and score_s > limit_s:
-            break  # they are sorted
-        if score_s * entry.rates.luck < best_s:  # else no draw makes it the best
-            found_s = drawn_s(entry, draw, seconds_per_nano)
-            if found_s < best_s:
-                star, best_s = entry, found_s
-    return star
 
 
 def _unmeasured(peers: list[Weighed], policy: Policy) -> Weighed | None:
     """The cheapest endpoint without a fresh sample, if one probe of it is within the budget."""
     after_s = policy.exploration.probe_after_s
     nanos_max = policy.exploration.nanos_per_hour * min(1.0, after_s / HOUR_S)
-    for entry in sorted(peers, key=lambda each: (each.cost_nanos, each.rates.id)):
+    by_cost = sorted((each.cost_nanos, each.rates.id, each) for each in peers)
+    for nanos, _, entry in by_cost:
         age_s = entry.rates.stats.sample_age_s
         is_stale = (age_s is None or age_s > after_s) and not entry.live.was_probed
-        if is_stale and entry.live.in_flight == 0 and entry.cost_nanos <= nanos_max:
+        if is_stale and entry.live.in_flight == 0 and nanos <= nanos_max:
             return entry
     return None
 

@@ -66,7 +66,7 @@ def candidates_of(
                 endpoint_id=endpoint_id,
                 outcome=outcome,
                 reason=_SLOW if is_slow else lost,
-                terms=terms_of(entry, draw, ranking.want),
+                terms=terms_of(entry, draw),
             )
         )
     first = next(each for each in listed if each.endpoint_id == plan.order[0])

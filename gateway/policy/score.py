@@ -14,7 +14,7 @@ the only one: a decision ranks by it, and an explanation shows what it found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from statistics import NormalDist
 
 import msgspec
@@ -32,6 +32,7 @@ from gateway.policy.marginal import added_seconds
 from gateway.policy.marginal import cost_nanos as marginal_nanos
 from gateway.policy.policy import Indexed
 from gateway.prices.rows import bucket_picos
+from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
 
 BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
@@ -42,14 +43,21 @@ Z_95 = 1.6448536269514722  # a normal's 95 % quantile
 WITHOUT_OUTPUT = frozenset({Surface.EMBEDDINGS, Surface.COUNT_TOKENS})
 NOT_SEEN = EndpointLive(endpoint_id="")
 
-# A draw takes one of so many equally likely quantiles of the standard normal, made ahead once for
-# all: the farthest lie 3.3 sigma out, and a thousandth is finer than any belief.
-NUM_QUANTILES = 1_024
-_QUANTILES = tuple(
-    NormalDist().inv_cdf((place + 0.5) / NUM_QUANTILES) for place in range(NUM_QUANTILES)
-)
-_PLACES = NUM_QUANTILES - 1
-_DRAW_BITS = 2.0**53
+# Draws made ahead, once for all: equally likely quantiles of the standard normal in a random order.
+# One number of a decision is the place in this ring from which every endpoint counts on by its own
+# two steps, so what they draw has no more in common than the order has.
+NUM_DRAWS = 4_096
+_LAST = NUM_DRAWS - 1
+
+
+def _ring() -> tuple[float, ...]:
+    rng = Seeded(NUM_DRAWS)
+    order = sorted(range(NUM_DRAWS), key=lambda _: rng.random())
+    return tuple(NormalDist().inv_cdf((place + 0.5) / NUM_DRAWS) for place in order)
+
+
+_RING = _ring()
+_LOWEST = min(_RING)
 
 # The belief about an endpoint that the snapshot does not know yet: the estimator's own start.
 NOT_MEASURED = EndpointStats(
@@ -69,7 +77,11 @@ NOT_MEASURED = EndpointStats(
 
 
 class Want(msgspec.Struct, gc=False):
-    """What every endpoint is weighed for."""
+    """
+    What every endpoint is weighed for.
+
+    Scores hold if choices and λ are those that the rates were made for.
+    """
 
     prompt_tokens: int
     output_tokens: float  # of one choice
@@ -98,19 +110,62 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
     is_end_to_end: bool  # judged by whole answers, which have no first token
     first_width: float  # sigma / √n of the belief in ln TTFT, or in ln time of a whole answer
     token_width: float  # the same of ln decode rate
+    first_step: int  # from a decision's place in the ring of draws to this endpoint's own
+    token_step: int
     luck: float  # no draw is below this part of the score
+    start_score_s: float  # J of no tokens with room, and what each token adds to it
+    prompt_score_s: float
+    output_score_s: float
 
 
 class Weighed(msgspec.Struct, gc=False):
-    """What the formula made of one endpoint for one request."""
+    """What the formula made of one endpoint for one request; its parts are worked out if asked."""
 
     score_s: float
     load: float
-    ttft_s: float
-    decode_s: float
-    cost_nanos: float
+    uncached: int
     rates: Rates
     live: EndpointLive
+    want: Want
+
+    @property
+    def ttft_s(self) -> float:
+        """At load 1."""
+        return self.rates.first_s + self.uncached * self.rates.prompt_token_s
+
+    @property
+    def decode_s(self) -> float:
+        """At load 1."""
+        return self.want.output_tokens * self.rates.token_s
+
+    @property
+    def machine_s(self) -> float | None:
+        """Seconds that the request adds to the endpoint's own machine; None where it has none, or
+        tells nothing."""
+        if self.live.machine is None or self.rates.hour_nanos is None:
+            return None
+        seconds = added_seconds(
+            self.live,
+            prompt_tokens=self.uncached,
+            output_tokens=self.want.output_tokens,
+            others_tokens=self.want.others_tokens,
+            num_choices=self.want.num_choices,
+        )
+        return None if seconds is None else seconds * self.rates.stats.waste
+
+    @property
+    def cost_nanos(self) -> float:
+        """C: by tokens, or by the seconds of its own machine."""
+        rates, want = self.rates, self.want
+        seconds = self.machine_s
+        if seconds is not None:
+            return float(marginal_nanos(rates.hour_nanos or 0, seconds))
+        return (
+            self.uncached * rates.input_nanos
+            + (want.prompt_tokens - self.uncached) * rates.cached_nanos
+            + want.output_tokens * want.num_choices * rates.output_nanos
+            + rates.request_nanos
+        )
 
 
 def want_of(
@@ -129,13 +184,22 @@ def want_of(
 
 
 def rates_of(
-    one: Indexed, stats: EndpointStats, row: PriceRow, *, is_whole: bool, has_output: bool
+    one: Indexed,
+    stats: EndpointStats,
+    row: PriceRow,
+    *,
+    is_whole: bool,
+    has_output: bool,
+    num_choices: int = 1,
+    seconds_per_nano: float = 0.0,
+    salt: int = 0,
 ) -> Rates:
     """
     The factors of one endpoint.
 
     `is_whole`: answered at once, so end-to-end samples count. They are measured as
-    time = a + b · tokens; that has no first token in it.
+    time = a + b · tokens; that has no first token in it. `salt` is the snapshot's own: endpoints
+    that happen to draw alike do so no longer than it lives.
     """
     base_s = stats.e2e_base_s
     is_end_to_end = (
@@ -155,8 +219,14 @@ def rates_of(
     # Lengths are expected in tokens of four characters; this one may make more of the same text.
     own_tokens = REFERENCE_CHARACTERS / stats.characters_per_token
     token_s *= own_tokens
+    steps = one.rendezvous * (2 * salt + 1)
+    first_step, token_step = steps >> 16 & _LAST, steps >> 32 & _LAST
+    if is_end_to_end:
+        token_step = first_step  # one belief about both parts: one draw
     success_p = max(stats.success_p, SUCCESS_FLOOR)
-    waste = stats.waste / PICOS_PER_NANO
+    failure_s = (1.0 - success_p) / success_p * stats.failure_lost_s
+    nanos = stats.waste / PICOS_PER_NANO  # of a pico-dollar a useful token
+    input_nanos, output_nanos = row.input * nanos, row.output * nanos * own_tokens
     return Rates(
         one=one,
         stats=stats,
@@ -166,16 +236,21 @@ def rates_of(
         prompt_token_s=prompt_token_s,
         token_s=token_s,
         success_p=success_p,
-        failure_s=(1.0 - success_p) / success_p * stats.failure_lost_s,
-        input_nanos=row.input * waste,
-        cached_nanos=bucket_picos(row, "cached_read") * waste,
-        output_nanos=row.output * waste * own_tokens,
+        failure_s=failure_s,
+        input_nanos=input_nanos,
+        cached_nanos=bucket_picos(row, "cached_read") * nanos,
+        output_nanos=output_nanos,
         request_nanos=float(row.request_nanos),
         hour_nanos=one.endpoint.usd_per_hour_nanos,
         is_end_to_end=is_end_to_end,
         first_width=first_width,
         token_width=token_width,
-        luck=exp(_QUANTILES[0] * max(first_width, token_width)),
+        first_step=first_step,
+        token_step=token_step,
+        luck=exp(_LOWEST * max(first_width, token_width)),
+        start_score_s=first_s + failure_s + seconds_per_nano * row.request_nanos,
+        prompt_score_s=prompt_token_s + seconds_per_nano * input_nanos,
+        output_score_s=token_s + seconds_per_nano * output_nanos * num_choices,
     )
 
 
@@ -207,9 +282,11 @@ def weigh(
     weighed: list[Weighed] = []
     shut: list[tuple[Rates, EndpointLive]] = []
     prompt_tokens, output_tokens = want.prompt_tokens, want.output_tokens
-    billed_tokens, seconds_per_nano = output_tokens * want.num_choices, want.seconds_per_nano
     for rates in pool:
-        live = live_of.get(rates.id, NOT_SEEN)
+        try:
+            live = live_of[rates.id]
+        except KeyError:
+            live = NOT_SEEN
         in_flight, capacity = live.in_flight, live.capacity
         if (
             live.breaker == "open"
@@ -221,46 +298,35 @@ def weigh(
             shut.append((rates, live))
             continue
         taken = in_flight + 1
-        places = live.places
-        load = taken / places if taken > places > 0.0 else 1.0
-        uncached, cached = prompt_tokens, live.cached_tokens
-        if cached:
-            cached = min(cached, uncached)
-            uncached -= cached
-        ttft_s = rates.first_s + uncached * rates.prompt_token_s
-        decode_s = output_tokens * rates.token_s
-        cost_nanos = (
-            uncached * rates.input_nanos + billed_tokens * rates.output_nanos + rates.request_nanos
-        )
-        if cached:
-            cost_nanos += cached * rates.cached_nanos
-        if live.machine is not None and rates.hour_nanos is not None:
-            seconds = machine_s(rates, live, want)
-            if seconds is not None:
-                cost_nanos = float(marginal_nanos(rates.hour_nanos, seconds))
-        score_s = load * (ttft_s + decode_s) + rates.failure_s + seconds_per_nano * cost_nanos
-        weighed.append(Weighed(score_s, load, ttft_s, decode_s, cost_nanos, rates, live))
+        is_easy = taken <= live.places and taken <= capacity
+        if is_easy and not live.cached_tokens and live.machine is None:
+            # Mostly J is linear in the tokens of prompt and answer.
+            score_s = (
+                rates.start_score_s
+                + prompt_tokens * rates.prompt_score_s
+                + output_tokens * rates.output_score_s
+            )
+            weighed.append(Weighed(score_s, 1.0, prompt_tokens, rates, live, want))
+        else:
+            weighed.append(_weigh_busy(rates, live, want))
     return weighed, shut
+
+
+def _weigh_busy(rates: Rates, live: EndpointLive, want: Want) -> Weighed:
+    """The same where load, a cached prefix or its own machine make one endpoint special."""
+    taken = live.in_flight + 1
+    room = min(live.places, live.capacity)
+    load = taken / room if taken > room > 0.0 else 1.0
+    uncached = want.prompt_tokens - min(live.cached_tokens, want.prompt_tokens)
+    entry = Weighed(0.0, load, uncached, rates, live, want)
+    time_s = load * (entry.ttft_s + entry.decode_s)
+    entry.score_s = time_s + rates.failure_s + want.seconds_per_nano * entry.cost_nanos
+    return entry
 
 
 def batch_limit(capacity: float) -> float:
     """What batch may fill: whoever waits for an answer finds a place, or one about to be free."""
     return max(1.0, capacity - max(1.0, BATCH_HEADROOM * capacity))
-
-
-def machine_s(rates: Rates, live: EndpointLive, want: Want) -> float | None:
-    """Seconds that the request adds to the endpoint's own machine; None where it has or tells
-    none."""
-    if live.machine is None or rates.hour_nanos is None:
-        return None
-    seconds = added_seconds(
-        live,
-        prompt_tokens=max(0, want.prompt_tokens - live.cached_tokens),
-        output_tokens=want.output_tokens,
-        others_tokens=want.others_tokens,
-        num_choices=want.num_choices,
-    )
-    return None if seconds is None else seconds * rates.stats.waste
 
 
 def time_p95_s(entry: Weighed) -> float:
@@ -272,40 +338,48 @@ def time_p95_s(entry: Weighed) -> float:
     )
 
 
-def drawn_s(entry: Weighed, draw: float, seconds_per_nano: float) -> float:
+def drawn_s(entries: Iterable[Weighed], draw: int, *, among_best: bool = False) -> list[float]:
     """
-    J at one draw of ln TTFT and ln rate from the belief N(mu, sigma²/n) (reliability B.4.3).
+    J at a draw of ln TTFT and ln rate from the belief N(mu, sigma²/n) (reliability B.4.3), of each.
 
-    One uniform number serves the whole decision. Multiplied by an endpoint's own odd number its
-    middle bits are a hash of it, two for each endpoint, independent of the others'.
+    `draw` is a place in the ring. `among_best` leaves at infinity those that no draw could make the
+    best of the entries so far, which saves most of the work.
     """
-    rates = entry.rates
-    bits = int(draw * _DRAW_BITS) * rates.one.rendezvous
-    ttft_s = entry.ttft_s * exp(_QUANTILES[bits >> 44 & _PLACES] * rates.first_width)
-    if rates.is_end_to_end:
-        bits >>= 10  # one belief about both parts: one quantile
-    decode_s = entry.decode_s * exp(_QUANTILES[bits >> 34 & _PLACES] * rates.token_width)
-    return entry.load * (ttft_s + decode_s) + rates.failure_s + seconds_per_nano * entry.cost_nanos
+    found: list[float] = []
+    best_s = inf
+    for entry in entries:
+        rates, score_s = entry.rates, entry.score_s
+        if among_best and score_s * rates.luck >= best_s:
+            found.append(inf)
+            continue
+        first = exp(_RING[draw + rates.first_step & _LAST] * rates.first_width)
+        token = exp(_RING[draw + rates.token_step & _LAST] * rates.token_width)
+        # J moves by what its two times move.
+        score_s += entry.load * (
+            (rates.first_s + entry.uncached * rates.prompt_token_s) * (first - 1.0)
+            + entry.want.output_tokens * rates.token_s * (token - 1.0)
+        )
+        found.append(score_s)
+        if score_s < best_s:
+            best_s = score_s
+    return found
 
 
-def terms_of(entry: Weighed, draw: float | None, want: Want) -> ScoreTerms:
+def terms_of(entry: Weighed, draw: int | None) -> ScoreTerms:
     """All terms, for whoever wants to add them up again; not drawn, the draw is the mean."""
-    rates = entry.rates
-    cached = min(entry.live.cached_tokens, want.prompt_tokens)
+    ttft_s, decode_s, cost_nanos = entry.ttft_s, entry.decode_s, entry.cost_nanos
     return ScoreTerms(
         load=entry.load,
-        uncached_tokens=want.prompt_tokens - cached,
-        cached_tokens=cached,
-        ttft_s=entry.ttft_s,
-        decode_s=entry.decode_s,
-        time_s=entry.load * (entry.ttft_s + entry.decode_s),
-        success_p=rates.success_p,
-        failure_s=rates.failure_s,
-        cost_nanos=round(entry.cost_nanos),
-        cost_s=want.seconds_per_nano * entry.cost_nanos,
+        uncached_tokens=entry.uncached,
+        cached_tokens=entry.want.prompt_tokens - entry.uncached,
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+        time_s=entry.load * (ttft_s + decode_s),
+        success_p=entry.rates.success_p,
+        failure_s=entry.rates.failure_s,
+        cost_nanos=round(cost_nanos),
+        cost_s=entry.want.seconds_per_nano * cost_nanos,
         score_s=entry.score_s,
-        drawn_score_s=entry.score_s
-        if draw is None
-        else drawn_s(entry, draw, want.seconds_per_nano),
-        machine_s=machine_s(rates, entry.live, want),
+        drawn_score_s=entry.score_s if draw is None else drawn_s([entry], draw)[0],
+        machine_s=entry.machine_s,
     )

@@ -115,9 +115,13 @@ def run_task(task: Task) -> Played:
     figures, digests = {}, {}
     for name in task.routers:
         episode = play(
-            world, load, factory_of(name), seed=task.seed,
-            num_replicas=cell.num_replicas, stale_s=cell.stale_s,
-        )  # fmt: skip
+            world,
+            load,
+            factory_of(name),
+            seed=task.seed,
+            num_replicas=cell.num_replicas,
+            stale_s=cell.stale_s,
+        )
         figures[name] = figures_of(episode.served, world, load)
         digests[name] = episode.digest
     return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
@@ -185,7 +189,7 @@ def _summarise_cell(rows: Sequence[Played]) -> CellResult:
                         change=found.value - 1.0,
                         low=found.low - 1.0,
                         high=found.high - 1.0,
-                    )  # fmt: skip
+                    )
                 )
     return CellResult(
         cell=rows[0].cell,
@@ -239,7 +243,7 @@ def cells_of(worlds: Sequence[str], loads: Sequence[float], endpoints: Sequence[
             load=load,
             num_endpoints=num,
             workload="mooncake-conversation" if world == "caching" else "azure-conversation",
-        )  # fmt: skip
+        )
         for world in worlds
         for load in loads
         for num in endpoints

@@ -147,9 +147,13 @@ def _dies(kind: str) -> Maker:
             for spec in specs
         )
         return World(
-            name=f"dies-{kind}", specs=specs, weather=weather, event_s=begin_s,
-            event_ids=(best,), event_end_s=end_s,
-        )  # fmt: skip
+            name=f"dies-{kind}",
+            specs=specs,
+            weather=weather,
+            event_s=begin_s,
+            event_ids=(best,),
+            event_end_s=end_s,
+        )
 
     return make
 
@@ -183,9 +187,13 @@ def _correlated(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceS
     )
     gone = tuple(spec.id for spec in specs if spec.id != spared)
     return World(
-        name="correlated", specs=specs, weather=weather, event_s=begin_s, event_ids=gone,
+        name="correlated",
+        specs=specs,
+        weather=weather,
+        event_s=begin_s,
+        event_ids=gone,
         event_end_s=end_s,
-    )  # fmt: skip
+    )
 
 
 def _limits(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
@@ -207,8 +215,10 @@ def _prices(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec,
         changes += [(quarter_s, spec.id, 0.5), (duration_s * 0.75, spec.id, 1.0)]
     return msgspec.structs.replace(
         _all("prices", specs, duration_s),
-        price_changes=tuple(sorted(changes)), event_s=half_s, event_ids=(cheap[0].id,),
-    )  # fmt: skip
+        price_changes=tuple(sorted(changes)),
+        event_s=half_s,
+        event_ids=(cheap[0].id,),
+    )
 
 
 def _newcomer(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
@@ -257,7 +267,7 @@ def _liar(name: str, *, is_burst: bool) -> Maker:
                 ttft_s=0.15 if not is_burst else spec.ttft_s,
                 tokens_per_s=25.0 if not is_burst else 40.0,
                 is_burst=is_burst,
-            )  # fmt: skip
+            )
             if spec.id == liar
             else spec
             for spec in specs
@@ -282,9 +292,14 @@ def _caching(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec
     """Equal endpoints with prompt caches at a tenth of the price: only placement differs."""
     del rng
     like = PlaceSpec(
-        id="", ttft_s=TTFT_S, tokens_per_s=TOKENS_PER_S, input_usd=INPUT_USD,
-        output_usd=INPUT_USD * OUTPUT_FACTOR, cached_usd=INPUT_USD / 10.0, places=48.0,
-    )  # fmt: skip
+        id="",
+        ttft_s=TTFT_S,
+        tokens_per_s=TOKENS_PER_S,
+        input_usd=INPUT_USD,
+        output_usd=INPUT_USD * OUTPUT_FACTOR,
+        cached_usd=INPUT_USD / 10.0,
+        places=48.0,
+    )
     equal = tuple(msgspec.structs.replace(like, id=spec.id) for spec in specs)
     return _all("caching", equal, duration_s)
 

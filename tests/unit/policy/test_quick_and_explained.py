@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from math import exp, isclose, log, sqrt
+from math import exp, isclose, log
+from statistics import correlation, fmean, pstdev
 
 import msgspec
 import pytest
@@ -29,7 +29,7 @@ from gateway.policy.explain import candidates_of
 from gateway.policy.load import load_policy
 from gateway.policy.marginal import added_seconds, cost_nanos
 from gateway.policy.policy import Policy
-from gateway.policy.score import NOT_MEASURED, NUM_QUANTILES, drawn_s
+from gateway.policy.score import NOT_MEASURED, NUM_DRAWS, drawn_s
 from gateway.prices.rows import bucket_picos
 from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
@@ -294,32 +294,20 @@ def test_snapshot_in_json_and_in_comparison_is_its_fields_alone() -> None:
     assert msgspec.json.decode(plain, type=FleetView) == view
 
 
-def drawn_factors(num_draws: int) -> list[tuple[float, float]]:
-    """What draws make of one endpoint's ln TTFT and ln rate, and of another's, in sigmas."""
+def test_draws_are_normal_with_the_width_of_the_belief_and_independent_by_endpoint() -> None:
     policy = policy_of("a", "b")
     belief = {"ttft_n": 4.0, "ttft_sigma": 1.0, "success_p": 1.0, "rate_n": 1e12}
     view = view_of(policy, {"a": belief, "b": belief})
-    ranking = rank(facts_of(surface=Surface.EMBEDDINGS), view, policy)
-    found = []
-    for seed in range(num_draws):
-        draw = Seeded(seed).random()
-        a, b = (log(drawn_s(each, draw, 0.0) / each.score_s) * 2.0 for each in ranking.entries)
-        found.append((a, b))
-    return found
+    entries = rank(facts_of(surface=Surface.EMBEDDINGS), view, policy).entries
+    drawn = [drawn_s(entries, draw) for draw in range(NUM_DRAWS)]
+    a, b = ([log(each / entries[idx].score_s) * 2.0 for each in found]
+            for idx, found in enumerate(zip(*drawn, strict=True)))  # fmt: skip
 
-
-def test_draws_are_normal_with_the_width_of_the_belief_and_independent_by_endpoint() -> None:
-    found = drawn_factors(4_000)
-    ones = [a for a, _ in found]
-    mean = sum(ones) / len(ones)
-    deviation = sqrt(sum((each - mean) ** 2 for each in ones) / len(ones))
-    covariance = sum(a * b for a, b in found) / len(found)
-
-    assert abs(mean) < 0.06
-    assert deviation == pytest.approx(1.0, abs=0.04)
-    assert sum(abs(each) > 1.96 for each in ones) / len(ones) == pytest.approx(0.05, abs=0.012)
-    assert abs(covariance) < 0.06
-    assert len({round(each, 9) for each in ones}) > 0.95 * NUM_QUANTILES
+    assert fmean(a) == pytest.approx(0.0, abs=1e-6)
+    assert pstdev(a) == pytest.approx(1.0, abs=0.005)
+    assert sum(abs(each) > 1.96 for each in a) / len(a) == pytest.approx(0.05, abs=0.001)
+    assert abs(correlation(a, b)) < 0.06
+    assert abs(correlation(a[1:], a[:-1])) < 0.06
 
 
 def test_first_token_and_decode_are_drawn_apart_and_a_whole_answer_as_one() -> None:
@@ -330,23 +318,39 @@ def test_first_token_and_decode_are_drawn_apart_and_a_whole_answer_as_one() -> N
     for facts, stats in ((facts_of(), belief), (facts_of(stream=False), whole)):
         view = view_of(policy, {"a": stats}, output_tokens_expected=50.0)
         entry = next(each for each in rank(facts, view, policy).entries if each.rates.id == "a/x")
-        early, late = (
-            msgspec.structs.replace(entry, decode_s=0.0),
-            msgspec.structs.replace(entry, ttft_s=0.0),
-        )
+        # One part alone: without an answer's tokens, and without a first token.
+        none = msgspec.structs.replace(entry.want, output_tokens=0.0)
+        first = msgspec.structs.replace(entry, score_s=entry.ttft_s, want=none)
+        rates = msgspec.structs.replace(entry.rates, first_s=0.0, prompt_token_s=0.0)
+        rest = msgspec.structs.replace(entry, score_s=entry.decode_s, rates=rates)
         pairs.append(
             [
                 (
-                    log(drawn_s(early, d, 0.0) / entry.ttft_s),
-                    log(drawn_s(late, d, 0.0) / entry.decode_s),
+                    log(drawn_s([first], draw)[0] / first.score_s),
+                    log(drawn_s([rest], draw)[0] / rest.score_s),
                 )
-                for d in (random.Random(seed).random() for seed in range(500))
+                for draw in range(NUM_DRAWS)
             ]
         )
 
     stream, answer = pairs
-    assert abs(sum(a * b for a, b in stream) / len(stream)) < 0.15
+    assert abs(correlation(*zip(*stream, strict=True))) < 0.06
     assert all(isclose(a, b, abs_tol=1e-9) for a, b in answer)
+
+
+def test_equal_beliefs_draw_apart_and_other_snapshots_otherwise() -> None:
+    policy = policy_of("a", "b")
+    view = view_of(policy)
+    other = msgspec.structs.replace(view.snapshot, id="snap-2")
+    steps = [
+        [
+            (each.rates.first_step, each.rates.token_step)
+            for each in rank(facts_of(), seen, policy).entries
+        ]
+        for seen in (view, msgspec.structs.replace(view, snapshot=other))
+    ]
+
+    assert len({step for pair in steps for both in pair for step in both}) == 8
 
 
 def test_every_preference_has_its_words() -> None:
