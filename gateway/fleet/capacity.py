@@ -14,6 +14,7 @@ SLOW_START = 2.0  # an endpoint back from an open breaker
 GROWTH = 4.0  # growth a success is GROWTH / limit …
 GROWTH_USE_MIN = 0.5  # … when at least so much of the limit is in use
 CUT = 0.9
+CARRIED_FADE = 0.999  # a success
 PROBE_FIRST_S = 60.0  # at a known ceiling, until one request more is tried …
 PROBE_MAX_S = 600.0  # … doubling while the ceiling holds
 COOL_DOWN_FIRST_S = 1.0  # a 429 that names no time; doubles while they go on
@@ -46,12 +47,13 @@ class Capacity:
     __slots__ = (
         "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
         "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
-        "pace",
+        "pace", "_carried",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.limit = CAPACITY_START
         self.pace = Pace()
+        self._carried = 0.0  # the most at once that went well lately
         self._cut_at_s = -math.inf
         self._in_row = 0
         self._cooling_until_s = -math.inf
@@ -74,6 +76,7 @@ class Capacity:
     ) -> None:
         """`in_flight` counts the request that just ended."""
         self._in_row = 0
+        self._carried = max(float(in_flight), self._carried * CARRIED_FADE)
         if dispatched_at_s < self._pushed_at_s and self._survivors:
             self._learn_ceiling(now_s)
         # Who tells how full it is need not be guessed at from its slowness.
@@ -120,10 +123,11 @@ class Capacity:
         self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
     ) -> None:
         """A 429 or an overload answer."""
-        self.pace.refused(now_s, retry_after_s)
-        if retry_after_s is not None and retry_after_s >= MINUTE_RETRY_AFTER_S:
-            # Its minute is full, and how many run at once is not to blame.
-            self._pushed_at_s = max(self._pushed_at_s, dispatched_at_s)
+        # So many at once have gone well before: its minute is full, then, not its places.
+        is_minute = (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S and in_flight <= self._carried
+        self.pace.refused(now_s, is_minute=is_minute)
+        if is_minute:
+            self._pushed_at_s, self._survivors = now_s, 0
         elif dispatched_at_s >= self._pushed_at_s:
             self._pushed_at_s = now_s
             self._survivors = in_flight

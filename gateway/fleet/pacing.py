@@ -29,7 +29,7 @@ class Pace:
         self._slots[self._second % WINDOW_S] += 1
         self._total += 1
 
-    def refused(self, now_s: float, retry_after_s: float | None) -> None:
+    def refused(self, now_s: float, *, is_minute: bool) -> None:
         """One of those that started was pushed back: it took no place in the minute."""
         self._roll(now_s)
         for back in range(WINDOW_S):
@@ -38,8 +38,8 @@ class Pace:
                 self._slots[slot] -= 1
                 self._total -= 1
                 break
-        if retry_after_s is None or retry_after_s < MINUTE_RETRY_AFTER_S:
-            return  # it speaks of requests at once, or of nothing
+        if not is_minute:
+            return
         fitted = float(max(1, self._total))
         self.cap = fitted if self.cap is None else min(self.cap, fitted)
         self._grows_at_s = now_s + WINDOW_S

@@ -84,7 +84,7 @@ def figures_of(served: Sequence[Served], world: World, workload: Workload) -> Fi
         oscillations_per_10min=_oscillations(first, at_s, workload.duration_s),
         deadline_misses=_misses(served, workload),
         shares=tuple(float(each) for each in shares),
-        **event,
+        **event,  # type: ignore[arg-type]  # counts are int, times float, by name
     )
 
 
