@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.core import MachineLoad
-from gateway.fleet.pacing import MINUTE_RETRY_AFTER_S, Pace
+from gateway.fleet.pacing import MINUTE_REQUESTS_MIN, MINUTE_RETRY_AFTER_S, Pace
 
 CAPACITY_START = 64.0
 CAPACITY_MIN = 1.0
@@ -45,9 +45,21 @@ class Capacity:
     """
 
     __slots__ = (
-        "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
-        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
-        "pace", "_carried",
+        "_carried",
+        "_ceiling",
+        "_cooling_until_s",
+        "_cut_at_s",
+        "_in_row",
+        "_probe_after_s",
+        "_probe_at_s",
+        "_pushed_at_s",
+        "_since_cut",
+        "_slope",
+        "_survivors",
+        "_told",
+        "_told_at_s",
+        "limit",
+        "pace",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -124,7 +136,11 @@ class Capacity:
     ) -> None:
         """A 429 or an overload answer."""
         # So many at once have gone well before: its minute is full, then, not its places.
-        is_minute = (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S and in_flight <= self._carried
+        is_minute = (
+            (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S
+            and in_flight <= self._carried
+            and self.pace.num(now_s) >= MINUTE_REQUESTS_MIN
+        )
         self.pace.refused(now_s, is_minute=is_minute)
         if is_minute:
             self._pushed_at_s, self._survivors = now_s, 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 WINDOW_S = 60
 MINUTE_RETRY_AFTER_S = 1.0  # who asks for a second and more speaks of a time window
+MINUTE_REQUESTS_MIN = 10  # fewer in the minute, and no limit on them can be told
 GROWTH = 0.05  # of the cap, and at least one request, after each minute without a refusal
 
 
@@ -28,6 +29,11 @@ class Pace:
         self._roll(now_s)
         self._slots[self._second % WINDOW_S] += 1
         self._total += 1
+
+    def num(self, now_s: float) -> int:
+        """Starts of the last sixty seconds, those pushed back left out."""
+        self._roll(now_s)
+        return self._total
 
     def refused(self, now_s: float, *, is_minute: bool) -> None:
         """One of those that started was pushed back: it took no place in the minute."""
