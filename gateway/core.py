@@ -236,6 +236,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     endpoint_id: str
     in_flight: int = 0
     capacity: float = 64.0  # learned L_e
+    places: float = float("inf")  # learned: with more in flight, all take longer in proportion
     breaker: str = "closed"  # "closed" | "open" | "half_open"
     reopens_in_s: float = 0.0
     cached_tokens: int = 0  # expected for this request from the affinity record
@@ -379,5 +380,6 @@ class AttemptOutcome(msgspec.Struct, kw_only=True):
     protocol_faults: int = 0
     num_choices: int = 1  # `n` of the request; parallel choices give no decode sample
     num_images: int = 0
+    in_flight: int = 1  # at its endpoint when it was sent, itself among them
     reading_paused_s: float = 0.0  # upstream left unread because the client was slow
     is_cached_answer: bool = False  # replayed, not generated: no speed sample

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.core import MachineLoad
+from gateway.fleet.pacing import MINUTE_REQUESTS_MIN, MINUTE_RETRY_AFTER_S, Pace
 
 CAPACITY_START = 64.0
 CAPACITY_MIN = 1.0
@@ -13,6 +14,7 @@ SLOW_START = 2.0  # an endpoint back from an open breaker
 GROWTH = 4.0  # growth a success is GROWTH / limit …
 GROWTH_USE_MIN = 0.5  # … when at least so much of the limit is in use
 CUT = 0.9
+CARRIED_FADE = 0.999  # a success
 PROBE_FIRST_S = 60.0  # at a known ceiling, until one request more is tried …
 PROBE_MAX_S = 600.0  # … doubling while the ceiling holds
 COOL_DOWN_FIRST_S = 1.0  # a 429 that names no time; doubles while they go on
@@ -43,12 +45,27 @@ class Capacity:
     """
 
     __slots__ = (
-        "_ceiling", "_cooling_until_s", "_cut_at_s", "_in_row", "_probe_after_s", "_probe_at_s",
-        "_pushed_at_s", "_since_cut", "_slope", "_survivors", "_told", "_told_at_s", "limit",
+        "_carried",
+        "_ceiling",
+        "_cooling_until_s",
+        "_cut_at_s",
+        "_in_row",
+        "_probe_after_s",
+        "_probe_at_s",
+        "_pushed_at_s",
+        "_since_cut",
+        "_slope",
+        "_survivors",
+        "_told",
+        "_told_at_s",
+        "limit",
+        "pace",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.limit = CAPACITY_START
+        self.pace = Pace()
+        self._carried = 0.0  # the most at once that went well lately
         self._cut_at_s = -math.inf
         self._in_row = 0
         self._cooling_until_s = -math.inf
@@ -71,6 +88,7 @@ class Capacity:
     ) -> None:
         """`in_flight` counts the request that just ended."""
         self._in_row = 0
+        self._carried = max(float(in_flight), self._carried * CARRIED_FADE)
         if dispatched_at_s < self._pushed_at_s and self._survivors:
             self._learn_ceiling(now_s)
         # Who tells how full it is need not be guessed at from its slowness.
@@ -117,7 +135,16 @@ class Capacity:
         self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
     ) -> None:
         """A 429 or an overload answer."""
-        if dispatched_at_s >= self._pushed_at_s:
+        # So many at once have gone well before: its minute is full, then, not its places.
+        is_minute = (
+            (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S
+            and in_flight <= self._carried
+            and self.pace.num(now_s) >= MINUTE_REQUESTS_MIN
+        )
+        self.pace.refused(now_s, is_minute=is_minute)
+        if is_minute:
+            self._pushed_at_s, self._survivors = now_s, 0
+        elif dispatched_at_s >= self._pushed_at_s:
             self._pushed_at_s = now_s
             self._survivors = in_flight
             if dispatched_at_s >= self._cut_at_s:
@@ -150,8 +177,8 @@ class Capacity:
         self.limit = min(CAPACITY_MAX, max(CAPACITY_MIN, limit))
 
     def cooling_s(self, now_s: float) -> float:
-        """Seconds until the endpoint asked to be called again."""
-        return max(0.0, self._cooling_until_s - now_s)
+        """Seconds until the endpoint asked to be called again, or its minute has room."""
+        return max(0.0, self._cooling_until_s - now_s, self.pace.wait_s(now_s))
 
     def report(self, load: MachineLoad, now_s: float) -> None:
         """The endpoint's own account of its load, with what was in flight of ours then."""

@@ -12,6 +12,7 @@ from gateway.errors import FailureClass
 from gateway.fleet.belief import Belief, BeliefState
 from gateway.fleet.lines import MEMORY_SAMPLES, RATE_START, TTFT_START_S, PrefillLine, WholeLine
 from gateway.fleet.sample import Sample, read_sample
+from gateway.fleet.slowdown import Slowdown
 from gateway.fleet.tokens import TokenRatios, TokensState
 from gateway.stats.beta import DecayedBeta
 from gateway.stats.decayed import DecayedSums
@@ -74,6 +75,7 @@ class EndpointEstimator:
         self.ttft_hidden = Belief(math.log(TTFT_START_S), start, floor, now_s)
         self.rate = Belief(math.log(RATE_START), RATE_SIGMA_START, RATE_SIGMA_MIN, now_s)
         self.success = DecayedBeta(SUCCESS_HALF_LIFE_S, now_s)
+        self.slowdown = Slowdown()
         self.prefill = PrefillLine()
         self.whole = WholeLine()  # of all answers: for time-outs, and to see what was held back
         self.answers = WholeLine()  # of those asked for whole: published
@@ -104,10 +106,9 @@ class EndpointEstimator:
         ratios.observe(outcome, sample, now_s)
         self._observe_success(sample, outcome, now_s)
         alarms: list[tuple[str, int]] = []
-        is_held_back = sample.may_give_rate and self._observe_rate(
-            sample, outcome.reading_paused_s, now_s, alarms
-        )
-        residual = None if is_held_back else self._observe_ttft(sample, now_s, alarms)
+        in_flight = float(max(1, outcome.in_flight))
+        is_held_back = sample.may_give_rate and self._observe_rate(sample, outcome, now_s, alarms)
+        residual = None if is_held_back else self._observe_ttft(sample, in_flight, now_s, alarms)
         self._keep_times(sample, now_s)
         return sample, residual, alarms
 
@@ -130,11 +131,13 @@ class EndpointEstimator:
             self._lost.add(max(0.0, ended_s - outcome.dispatched_at_s))
 
     def _observe_ttft(
-        self, sample: Sample, now_s: float, alarms: list[tuple[str, int]]
+        self, sample: Sample, in_flight: float, now_s: float, alarms: list[tuple[str, int]]
     ) -> float | None:
         if sample.ttft_s is None:
             return None
-        ttft_s = max(sample.ttft_s, 1e-4)
+        # Beliefs are of an endpoint that is not loaded; the score puts the load back in.
+        self._slow(math.log(max(sample.ttft_s, 1e-4)), sample, in_flight)
+        ttft_s = max(sample.ttft_s * math.exp(-self.slowdown.ln_load(in_flight)), 1e-4)
         is_hidden = sample.is_hidden_reasoning
         belief = self.ttft_hidden if is_hidden else self.ttft
         y = math.log(ttft_s) - self.prefill.ln_stretch(sample.uncached_tokens)
@@ -148,6 +151,10 @@ class EndpointEstimator:
                 self.ttft.shift(shift)
                 self.ttft_hidden.shift(shift)
         return residual
+
+    def _slow(self, ln_ttft: float, sample: Sample, in_flight: float) -> None:
+        stretch = self.prefill.ln_stretch(sample.uncached_tokens)
+        self.slowdown.observe(ln_ttft - stretch, in_flight, is_decode=False)
 
     def _keep_times(self, sample: Sample, now_s: float) -> None:
         """Raw times for quantiles, clipped by nothing: also of streams that were held back."""
@@ -169,7 +176,7 @@ class EndpointEstimator:
                 self._answers_n.add(1.0)
 
     def _observe_rate(
-        self, sample: Sample, paused_s: float, now_s: float, alarms: list[tuple[str, int]]
+        self, sample: Sample, outcome: AttemptOutcome, now_s: float, alarms: list[tuple[str, int]]
     ) -> bool:
         """
         True when the stream was generated first and sent afterwards.
@@ -178,10 +185,12 @@ class EndpointEstimator:
         their sum does. The end-to-end line sees that even where every stream is held back; then
         each such stream takes back some of what earlier ones seemed to show.
         """
+        load = math.exp(self.slowdown.ln_load(float(max(1, outcome.in_flight))))
         believed = None
         if not sample.is_hidden_reasoning:  # there a long wait and then speed is no trick
             rate = math.exp(self.rate.at(now_s).mu)
-            believed = Expected(self.ttft_at(sample.uncached_tokens, now_s), rate)
+            believed = Expected(self.ttft_at(sample.uncached_tokens, now_s) * load, rate / load)
+        paused_s = outcome.reading_paused_s
         found = decode_sample(sample.stamps, sample.stream_tokens, believed, paused_s)
         refused = found.refused
         if refused is None and believed is not None and self.whole.n >= HELD_BACK_LINE_MIN:
@@ -193,7 +202,9 @@ class EndpointEstimator:
         if refused is not None:
             self.num_refused_rates[refused] = self.num_refused_rates.get(refused, 0) + 1
             return refused is NoRate.BUFFERED
-        direction = self.rate.observe(math.log(found.tokens_per_s), found.weight, now_s)
+        ln_rate = math.log(found.tokens_per_s)
+        self.slowdown.observe(-ln_rate, float(max(1, outcome.in_flight)), is_decode=True)
+        direction = self.rate.observe(ln_rate + math.log(load), found.weight, now_s)
         if direction:
             alarms.append(("rate", direction))
         self.histograms["rate"].add(found.tokens_per_s, now_s, found.weight)
@@ -306,16 +317,20 @@ class EndpointEstimator:
         may_reason = self.hides_reasoning or wants_reasoning
         most_s = TIMEOUT_REASONING_MAX_S if may_reason else TIMEOUT_MAX_S
         belief = self._ttft_published()
-        known = belief.at(now_s)
-        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
-        seen_s = self._p99("ttft_base", now_s)
-        base_s = seen_s if seen_s is not None else math.exp(ln_p99)
+        base_s = self.ttft_p99_s(now_s)
         least_s = TIMEOUT_MIN_S
         if belief.slow.s0 < COLD_WEIGHT:
             least_s = TIMEOUT_COLD_REASONING_S if may_reason else TIMEOUT_COLD_S
         timeout_s = TIMEOUT_FACTOR * base_s * math.exp(self.prefill.ln_stretch(prompt_tokens))
         backed_off: float = max(least_s, timeout_s) * 2.0 ** min(self._timeouts_in_row, 5)
         return min(most_s, backed_off)
+
+    def ttft_p99_s(self, now_s: float) -> float:
+        """What 99 % of first tokens come within, the prompt's own part left out."""
+        known = self._ttft_published().at(now_s)
+        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
+        seen_s = self._p99("ttft_base", now_s)
+        return seen_s if seen_s is not None else math.exp(ln_p99)
 
     def whole_timeout_s(self, output_tokens: float, now_s: float) -> float:
         """

@@ -30,10 +30,12 @@ from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
+from gateway.fleet.tokens import CHARACTERS_START
 
 SNAPSHOT_EVERY_S = 1.0
 EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
+REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
 ANSWER_TOKENS_DEFAULT = 4_096.0
 MEMBERS_MAX = 256  # sets of endpoints asked for
 
@@ -206,19 +208,32 @@ class Fleet:
 
     # Learning
 
-    def started(self, endpoint_id: str) -> None:
-        """A request is about to be sent there; `observe` or `abandoned` must follow."""
+    def started(self, endpoint_id: str, *, is_stream: bool = False) -> int:
+        """
+        A request is about to be sent there; `observe` or `abandoned` must follow.
+
+        Returns how many are in flight there then: what its outcome will be judged by.
+        """
+        live = self._by_id.get(endpoint_id)
+        if live is None:
+            return 1
+        now_s = self.clock()
+        live.begin(now_s, is_stream=is_stream)
+        self._started.add(now_s)
+        return live.everywhere
+
+    def first_token(self, endpoint_id: str) -> None:
+        """A stream sent there has got its first token."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
-            now_s = self.clock()
-            live.begin(now_s)
-            self._started.add(now_s)
+            live.first_token(self.clock())
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
         live = self._by_id.get(endpoint_id)
         if live is not None:
             live.end()
+            live.waiting.ended()
             live.breaker.release(self.clock())
 
     def observe(self, outcome: AttemptOutcome) -> None:
@@ -234,9 +249,11 @@ class Fleet:
         self._learn_prefix(live, outcome, now_s)
         sample, alarms, news = live.learn(outcome, now_s)
         live.end()
+        if outcome.stream and not outcome.is_committed:
+            live.waiting.ended()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
-        self.learn_length(sample, outcome, now_s)
+        self.learn_length(sample, outcome, live, now_s)
         if alarms or news:
             wall_s, endpoint_id = self.wall_clock(), live.endpoint.id
             self._events.extend(change_points(endpoint_id, alarms, wall_s))
@@ -268,13 +285,16 @@ class Fleet:
                 shared = usage.cached_read
             affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
 
-    def learn_length(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
-        """Own answers, and those that other replicas tell of."""
+    def learn_length(
+        self, sample: Sample, outcome: AttemptOutcome, live: LiveEndpoint, now_s: float
+    ) -> None:
+        """Own answers, and those that other replicas tell of: in tokens of four characters."""
         if sample.length_tokens is None:
             return
+        characters = live.estimator.tokens.characters_per_token
         self._lengths.observe(
             (outcome.key_id, outcome.model, outcome.max_tokens, outcome.has_tools),
-            sample.length_tokens,
+            sample.length_tokens * characters / REFERENCE_CHARACTERS,
             now_s,
             is_capped=sample.is_length_capped,
         )

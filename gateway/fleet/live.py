@@ -16,6 +16,7 @@ from gateway.fleet.estimator import EndpointEstimator
 from gateway.fleet.exploration import MinuteCounter, ProbeBudget
 from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Elsewhere, EndpointNews, Outbox, as_own
+from gateway.fleet.waiting import Waiting
 
 CACHE_RATIO_N0 = 4_000.0  # tokens
 CACHE_RATIO_FADE = 0.98  # a reused prefix
@@ -34,12 +35,14 @@ class LiveEndpoint:
         "endpoint",
         "estimator",
         "in_flight",
+        "is_quiet",
         "num_rate_limited",
         "outbox",
         "probes",
         "promised",
         "seed",
         "started",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, rng: Rng, now_s: float) -> None:
@@ -52,6 +55,8 @@ class LiveEndpoint:
         self.started = MinuteCounter()
         self.num_rate_limited = MinuteCounter()
         self.in_flight = 0
+        self.waiting = Waiting()
+        self.is_quiet = False  # streams wait and nothing comes; judged once a second
         self.promised = 0  # decided for and not begun: a burst must not decide by one and the same
         self.elsewhere = Elsewhere()
         self.outbox: Outbox | None = None  # only where there are other replicas
@@ -68,10 +73,27 @@ class LiveEndpoint:
         self.endpoint = endpoint
         self.calm_view = None
 
-    def begin(self, now_s: float) -> None:
+    def begin(self, now_s: float, *, is_stream: bool = False) -> None:
         self.in_flight += 1
+        if is_stream:
+            self.waiting.began(now_s)
+        self.capacity.pace.started(now_s)
         self.started.add(now_s)
         self.calm_view = None
+
+    def first_token(self, now_s: float) -> None:
+        """One of the streams that wait here has got its first token."""
+        self.waiting.first_token(now_s)
+        self.is_quiet = False
+
+    def judge_quiet(self, now_s: float) -> None:
+        """Once a second: has it gone quiet?"""
+        if self.waiting.num == 0:
+            self.is_quiet = False
+            return
+        self.is_quiet = self.waiting.is_quiet(now_s, self.estimator.ttft_p99_s(now_s))
+        if self.is_quiet:
+            self.calm_view = None
 
     def promise(self) -> Callable[[], None]:
         """Count a place as taken until what is returned is called; again changes nothing."""
@@ -131,7 +153,7 @@ class LiveEndpoint:
         capacity = self.capacity
         if (
             self.breaker.is_closed
-            and not capacity.has_telemetry
+            and not (self.is_quiet or capacity.has_telemetry)
             and capacity.cooling_s(now_s) <= 0.0
             and not self.probes.is_spent(now_s)
         ):
@@ -139,6 +161,7 @@ class LiveEndpoint:
                 endpoint_id=self.endpoint.id,
                 in_flight=self.everywhere + self.promised,
                 capacity=capacity.limit,
+                places=self.estimator.slowdown.places_now,
                 cached_tokens=cached,
                 is_last_used=is_last,
                 is_home=is_home,
@@ -151,6 +174,7 @@ class LiveEndpoint:
             endpoint_id=self.endpoint.id,
             in_flight=self.everywhere + self.promised,
             capacity=capacity.now(now_s),
+            places=min(self.estimator.slowdown.places_now, capacity.now(now_s)),
             breaker=state,
             reopens_in_s=reopens_in_s,
             cached_tokens=cached,
@@ -159,7 +183,7 @@ class LiveEndpoint:
             is_cooling=state == "open" and self.breaker.is_closed,
             was_probed=self.probes.is_spent(now_s),
             is_full=capacity.is_full(self.everywhere + self.promised, now_s),
-            is_silent=capacity.is_silent(now_s),
+            is_silent=self.is_quiet or capacity.is_silent(now_s),
             machine=capacity.told(now_s),
         )
 
@@ -237,6 +261,7 @@ def share_with_peers(lives: Iterable[LiveEndpoint], now_s: float) -> None:
     """Give each estimator the median of its model's others; forget replicas gone silent."""
     groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
     for live in lives:
+        live.judge_quiet(now_s)
         if live.elsewhere.total:
             live.elsewhere.forget(now_s)
             live.calm_view = None

@@ -38,5 +38,5 @@ class Replica:
             if live is None:
                 continue
             for sample, outcome in live.hear(news.replica, told, now_s, age_s):
-                fleet.learn_length(sample, outcome, now_s)
+                fleet.learn_length(sample, outcome, live, now_s)
         return True

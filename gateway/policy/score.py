@@ -1,6 +1,6 @@
 """What a request is predicted to take and to cost at one endpoint (reliability B.3).
 
-load = max(1, (in flight + 1) / capacity)
+load = max(1, (in flight + 1) / places)
 T    = load · (TTFT(uncached prompt) + expected output / decode rate)
 C    = (uncached · input + cached · cached_read + output · output price) · waste
 J    = T + (1 − p)/p · time lost by a failure + λ · C
@@ -36,6 +36,8 @@ from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
 
 BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
+REFERENCE_CHARACTERS = 4.0  # a token, as lengths are learned
+DRIFT_SIGMA, DRIFT_TAU_S = 0.35, 600.0
 SUCCESS_FLOOR = 0.01  # below it (1 − p)/p says nothing more
 Z_95 = 1.6448536269514722  # a normal's 95 % quantile
 WITHOUT_OUTPUT = frozenset({Surface.EMBEDDINGS, Surface.COUNT_TOKENS})
@@ -211,8 +213,12 @@ def rates_of(
         first_s = exp(stats.ttft_mu)
         prompt_token_s = first_s / (stats.prefill_tokens_per_s * stats.ttft_base_s)
         token_s = exp(-stats.rate_mu)
-        first_width = stats.ttft_sigma / sqrt(stats.ttft_n)
-        token_width = stats.rate_sigma / sqrt(stats.rate_n)
+        drifted = _drifted(stats.sample_age_s)
+        first_width = sqrt(stats.ttft_sigma**2 / stats.ttft_n + drifted)
+        token_width = sqrt(stats.rate_sigma**2 / stats.rate_n + drifted)
+    # Lengths are expected in tokens of four characters; this one may make more of the same text.
+    own_tokens = REFERENCE_CHARACTERS / stats.characters_per_token
+    token_s *= own_tokens
     steps = one.rendezvous * (2 * salt + 1)
     first_step, token_step = steps >> 16 & _LAST, steps >> 32 & _LAST
     if is_end_to_end:
@@ -220,7 +226,7 @@ def rates_of(
     success_p = max(stats.success_p, SUCCESS_FLOOR)
     failure_s = (1.0 - success_p) / success_p * stats.failure_lost_s
     nanos = stats.waste / PICOS_PER_NANO  # of a pico-dollar a useful token
-    input_nanos, output_nanos = row.input * nanos, row.output * nanos
+    input_nanos, output_nanos = row.input * nanos, row.output * nanos * own_tokens
     return Rates(
         one=one,
         stats=stats,
@@ -246,6 +252,18 @@ def rates_of(
         prompt_score_s=prompt_token_s + seconds_per_nano * input_nanos,
         output_score_s=token_s + seconds_per_nano * output_nanos * num_choices,
     )
+
+
+def _drifted(age_s: float | None) -> float:
+    """
+    Variance of ln speed that an endpoint may have gained since its last sample.
+
+    Speeds wander (an Ornstein-Uhlenbeck walk); without this an endpoint that was slow once would
+    never be looked at again, however fast it became.
+    """
+    if age_s is None:
+        return DRIFT_SIGMA * DRIFT_SIGMA
+    return DRIFT_SIGMA * DRIFT_SIGMA * (1.0 - exp(-2.0 * age_s / DRIFT_TAU_S))
 
 
 def weigh(
@@ -279,7 +297,9 @@ def weigh(
         ) and not is_forced:
             shut.append((rates, live))
             continue
-        if in_flight + 1 <= capacity and not live.cached_tokens and live.machine is None:
+        taken = in_flight + 1
+        is_easy = taken <= live.places and taken <= capacity
+        if is_easy and not live.cached_tokens and live.machine is None:
             # Mostly J is linear in the tokens of prompt and answer.
             score_s = (
                 rates.start_score_s
@@ -295,7 +315,8 @@ def weigh(
 def _weigh_busy(rates: Rates, live: EndpointLive, want: Want) -> Weighed:
     """The same where load, a cached prefix or its own machine make one endpoint special."""
     taken = live.in_flight + 1
-    load = taken / live.capacity if taken > live.capacity > 0.0 else 1.0
+    room = min(live.places, live.capacity)
+    load = taken / room if taken > room > 0.0 else 1.0
     uncached = want.prompt_tokens - min(live.cached_tokens, want.prompt_tokens)
     entry = Weighed(0.0, load, uncached, rates, live, want)
     time_s = load * (entry.ttft_s + entry.decode_s)

@@ -208,7 +208,10 @@ class AttemptMachine:
             self._report = event
             return self._give_up()
         next_idx = self._place_after(event.failure)
-        if next_idx is None or now >= self._total_at or not self._may_retry():
+        if next_idx is None or now >= self._total_at:
+            return self._give_up()
+        # A 429 costs nobody work, and its endpoint is left alone from now on: no retry storm.
+        if event.failure is not FailureClass.RATE_LIMITED and not self._may_retry():
             return self._give_up()
         self._next_idx = next_idx
         self.num_retries += 1

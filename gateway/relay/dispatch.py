@@ -255,6 +255,7 @@ class _Run:
         exchange = self._exchanges[attempt - 1]
         exchange.outcome.is_committed = True
         if self._job.parsed.stream:
+            self._shop.fleet.first_token(exchange.endpoint.id)
             self._writer = stream_writer(
                 self._job.surface,
                 exchange.reading.surface,

@@ -181,7 +181,8 @@ class Exchange:
         built = self._build()
         if built is None or not shop.fleet.may_probe(self.endpoint.id, in_panic=job.plan.is_panic):
             return Skipped(self._attempt)
-        shop.fleet.started(self.endpoint.id)
+        is_stream = job.parsed.stream
+        self.outcome.in_flight = shop.fleet.started(self.endpoint.id, is_stream=is_stream)
         job.let_go()
         self._is_in_flight = True
         try:

@@ -1,4 +1,4 @@
-"""What comes in: requests by arrival time, with the lengths and prefixes that a trace gives them."""
+"""What comes in: requests by arrival time, with the lengths and prefixes of a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BLOCK_TOKENS = 512  # of one prefix block, as in Mooncake's trace
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request as the world knows it. Routers see an `Ask` instead, without its output length."""
+    """One request as the world knows it. Routers see an `Ask`, without its output length."""
 
     at_s: float  # since the start of the run
     prompt_tokens: int

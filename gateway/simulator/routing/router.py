@@ -87,8 +87,12 @@ class Router(Protocol):
         """Asked right before each attempt leaves; False passes on to the next of the order."""
         ...
 
-    def started(self, endpoint_id: str, now_s: float) -> None:
-        """An attempt leaves for there; `ended` follows."""
+    def started(self, endpoint_id: str, now_s: float) -> int:
+        """An attempt leaves for there; `ended` follows. How many are in flight there, with it."""
+        ...
+
+    def first_token(self, endpoint_id: str, now_s: float) -> None:
+        """The first token of a stream from there has gone to its client."""
         ...
 
     def ended(self, outcome: AttemptOutcome, now_s: float) -> None:

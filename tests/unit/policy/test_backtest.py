@@ -279,7 +279,7 @@ def test_a_shift_compares_two_predictions() -> None:
 def test_stats_of_a_belief_without_spread_still_have_an_interval() -> None:
     policy, _ = world()
     view = view_of(policy)
-    flat = stats_of(FAST, ttft_sigma=0.0, rate_sigma=0.0)
+    flat = stats_of(FAST, ttft_sigma=0.0, rate_sigma=0.0, sample_age_s=0.0)
     snapshot = msgspec.structs.replace(view.snapshot, stats={FAST: flat})
     found = predict(facts_of(), seen_by(view, snapshot), policy, FAST, 10.0)
 

@@ -104,9 +104,13 @@ class RuledRouter:
         is_any_up = any(self._health.is_up(each, now_s) for each in ids)
         return not is_any_up and endpoint_id in self._health.when_none_is_up(ids)
 
-    def started(self, endpoint_id: str, now_s: float) -> None:
+    def started(self, endpoint_id: str, now_s: float) -> int:
         in_flight = self._roster.in_flight
         in_flight[endpoint_id] = in_flight.get(endpoint_id, 0) + 1
+        return in_flight[endpoint_id]
+
+    def first_token(self, endpoint_id: str, now_s: float) -> None:
+        pass  # none of these products looks at a stream before its end
 
     def ended(self, outcome: AttemptOutcome, now_s: float) -> None:
         in_flight = self._roster.in_flight

@@ -1,0 +1,250 @@
+"""The race: every router in every world on every seed, and what may be claimed of it.
+
+One task is one (world, load, endpoints, seed): all routers play it with common random numbers, so
+differences between routers are paired. Tasks are independent; who runs them on how many processes
+is the command's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gateway.simulator.routing.baselines.registry import BASELINES
+from gateway.simulator.routing.episode import RouterFactory, play
+from gateway.simulator.routing.measures import Figures, figures_of
+from gateway.simulator.routing.ours import PREFERENCES, OurRouter
+from gateway.simulator.routing.router import Router, Setting
+from gateway.simulator.routing.workloads.registry import workload
+from gateway.simulator.routing.worlds import NUM_ENDPOINTS, WORLDS, make_world
+from gateway.stats.bootstrap import bootstrap_interval
+from gateway.stats.intervals import Measured
+
+CLAIRVOYANT = "clairvoyant_greedy"
+NUM_RESAMPLES = 2_000
+# Baselines get a limit that most of their products do not set: with the SDK's 600 s a single hang
+# would decide every comparison.
+FIRST_TOKEN_TIMEOUT_S = 30.0
+# What is compared, smaller is better: figure → how it is shown.
+COMPARED: tuple[str, ...] = ("mean_s", "p50_s", "p95_s", "p99_s", "usd_per_kchar")
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One column of the table: where and under what load the routers race."""
+
+    world: str
+    load: float = 1.0
+    num_endpoints: int = NUM_ENDPOINTS
+    num_replicas: int = 1
+    stale_s: float | None = None
+    workload: str = "azure-conversation"
+
+    @property
+    def name(self) -> str:
+        parts = [self.world, f"x{self.load:g}", f"{self.num_endpoints} endpoints"]
+        if self.num_replicas > 1:
+            late = "alone" if self.stale_s is None else f"{self.stale_s:g} s stale"
+            parts.append(f"{self.num_replicas} replicas {late}")
+        if self.workload != "azure-conversation":
+            parts.append(self.workload)
+        return ", ".join(parts)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """One seed of one cell."""
+
+    cell: Cell
+    seed: int
+    duration_s: float
+    routers: tuple[str, ...]
+    traces_dir: str = ""  # "" = the embedded generator
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a task: figures and log digest by router."""
+
+    cell: Cell
+    seed: int
+    workload: str
+    figures: dict[str, Figures]
+    digests: dict[str, str]
+
+
+def router_names() -> tuple[str, ...]:
+    """Ours by preference, then the baselines."""
+    return (*PREFERENCES, *BASELINES)
+
+
+def factory_of(name: str) -> RouterFactory:
+    """Raises ValueError for a name that nobody has."""
+    if name in PREFERENCES:
+        return _ours(name)
+    if name not in BASELINES:
+        raise ValueError(f"there is no router {name!r}; there are {', '.join(router_names())}")
+    baseline = BASELINES[name]
+
+    def build(setting: Setting, seed: int) -> Router:
+        del seed
+        router = baseline(setting)
+        router.timeout_s = FIRST_TOKEN_TIMEOUT_S
+        return router
+
+    return build
+
+
+def _ours(name: str) -> RouterFactory:
+    def build(setting: Setting, seed: int) -> Router:
+        return OurRouter(setting, prefer=PREFERENCES[name], name=name, seed=seed)
+
+    return build
+
+
+def run_task(task: Task) -> Played:
+    """Play one seed of one cell with every router."""
+    cell = task.cell
+    traces = Path(task.traces_dir) if task.traces_dir else None
+    load = workload(
+        cell.workload, seed=task.seed, duration_s=task.duration_s, load=cell.load, traces_dir=traces
+    )
+    world = make_world(
+        cell.world, seed=task.seed, duration_s=task.duration_s, num_endpoints=cell.num_endpoints
+    )
+    figures, digests = {}, {}
+    for name in task.routers:
+        episode = play(
+            world,
+            load,
+            factory_of(name),
+            seed=task.seed,
+            num_replicas=cell.num_replicas,
+            stale_s=cell.stale_s,
+        )
+        figures[name] = figures_of(episode.served, world, load)
+        digests[name] = episode.digest
+    return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours against one other in one figure: relative difference, paired by seed."""
+
+    router: str
+    other: str
+    figure: str
+    change: float  # mean over seeds of ours / theirs − 1
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """No claim where the interval crosses 0."""
+        if self.high < 0.0:
+            return "better"
+        return "worse" if self.low > 0.0 else "no claim"
+
+
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell over all its seeds."""
+
+    cell: Cell
+    seeds: tuple[int, ...]
+    workload: str
+    means: dict[str, dict[str, float | None]]  # router → figure → mean over seeds
+    regrets: dict[str, dict[str, tuple[float, float, float]]]  # router → figure → ratio, interval
+    comparisons: tuple[Comparison, ...]
+
+
+def summarise(played: Sequence[Played]) -> list[CellResult]:
+    """Cells in the order in which they came, seeds together."""
+    by_cell: dict[str, list[Played]] = {}
+    for one in played:
+        by_cell.setdefault(one.cell.name, []).append(one)
+    return [_summarise_cell(sorted(rows, key=lambda row: row.seed)) for rows in by_cell.values()]
+
+
+def _summarise_cell(rows: Sequence[Played]) -> CellResult:
+    routers = tuple(rows[0].figures)
+    rng = np.random.default_rng(12_345)
+    regrets: dict[str, dict[str, tuple[float, float, float]]] = {}
+    comparisons = []
+    for name in routers:
+        if CLAIRVOYANT in routers:
+            regrets[name] = {
+                figure: _bounds(_ratio(rows, name, CLAIRVOYANT, figure, rng)) for figure in COMPARED
+            }
+        if name not in PREFERENCES:
+            continue
+        for other in routers:
+            if other == name:
+                continue
+            for figure in COMPARED:
+                found = _ratio(rows, name, other, figure, rng)
+                comparisons.append(
+                    Comparison(
+                        router=name,
+                        other=other,
+                        figure=figure,
+                        change=found.value - 1.0,
+                        low=found.low - 1.0,
+                        high=found.high - 1.0,
+                    )
+                )
+    return CellResult(
+        cell=rows[0].cell,
+        seeds=tuple(row.seed for row in rows),
+        workload=rows[0].workload,
+        means={name: _means([row.figures[name] for row in rows]) for name in routers},
+        regrets=regrets,
+        comparisons=tuple(comparisons),
+    )
+
+
+def _ratio(
+    rows: Sequence[Played], name: str, other: str, figure: str, rng: np.random.Generator
+) -> Measured:
+    """Mean over seeds of one router's figure over another's, and its interval."""
+    ratios = np.array(
+        [
+            getattr(row.figures[name], figure) / max(1e-12, getattr(row.figures[other], figure))
+            for row in rows
+        ]
+    )
+    if len(ratios) < 2:
+        value = float(ratios[0])
+        return Measured(value, float("-inf"), float("inf"), 1.0, 0.95)
+    return bootstrap_interval(ratios, rng, num_resamples=NUM_RESAMPLES)
+
+
+def _bounds(found: Measured) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
+
+
+def _means(figures: Sequence[Figures]) -> dict[str, float | None]:
+    """Of each figure that is a number; None where no seed had it."""
+    means: dict[str, float | None] = {}
+    for field in Figures.__struct_fields__:
+        if field == "shares":
+            continue
+        known = [value for one in figures if (value := getattr(one, field)) is not None]
+        means[field] = float(np.mean(known)) if known else None
+    return means
+
+
+def cells_of(worlds: Sequence[str], loads: Sequence[float], endpoints: Sequence[int]) -> list[Cell]:
+    """Every combination; the caching world plays Mooncake's prefixes. Raises ValueError."""
+    unknown = [world for world in worlds if world not in WORLDS]
+    if unknown:
+        raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
+    return [
+        Cell(
+            world=world,
+            load=load,
+            num_endpoints=num,
+            workload="mooncake-conversation" if world == "caching" else "azure-conversation",
+        )
+        for world in worlds
+        for load in loads
+        for num in endpoints
+    ]
