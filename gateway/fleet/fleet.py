@@ -23,7 +23,8 @@ from gateway.fleet.affinity import Affinity
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
-from gateway.fleet.lengths import Lengths
+from gateway.fleet.first_tokens import ttft_p95_s
+from gateway.fleet.lengths import Kind, Lengths, kind_of
 from gateway.fleet.live import LiveEndpoint, share_with_peers
 from gateway.fleet.placement import Members, placed
 from gateway.fleet.sample import Sample
@@ -40,7 +41,6 @@ ANSWER_TOKENS_DEFAULT = 4_096.0
 MEMBERS_MAX = 256  # sets of endpoints asked for
 
 Clock = Callable[[], float]
-Kind = tuple[str, str, int | None, bool]
 PriceRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
 
 
@@ -104,7 +104,7 @@ class Fleet:
         }
         if facts.affinity_key or facts.session_key:
             shown.update(placed(facts, self._affinity, members, now_s))
-        kind = _kind_of(facts)
+        kind = kind_of(facts)
         length = self._expected.get(kind)
         if length is None:
             length = self._expected[kind] = self._lengths.expected(kind, now_s)
@@ -165,6 +165,13 @@ class Fleet:
         model = facts.models[0] if facts.models else ""
         longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
         return live.estimator.whole_timeout_s(longest, now_s)
+
+    def ttft_p95_s(self, endpoint_id: str, facts: RequestFacts) -> float | None:
+        """What 95 % of first tokens of such a prompt come within; None if it is not known here."""
+        live = self._by_id.get(endpoint_id)
+        if live is None:
+            return None
+        return ttft_p95_s(live.estimator, float(facts.prompt_tokens), self.clock())
 
     def may_probe(self, endpoint_id: str, *, in_panic: bool = False) -> bool:
         """
@@ -249,7 +256,7 @@ class Fleet:
         self._learn_prefix(live, outcome, now_s)
         sample, alarms, news = live.learn(outcome, now_s)
         live.end()
-        if outcome.stream and not outcome.is_committed:
+        if outcome.stream and not (outcome.is_committed or outcome.was_heard):
             live.waiting.ended()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
@@ -389,8 +396,3 @@ class Fleet:
 
 def _nothing() -> None:
     pass
-
-
-def _kind_of(facts: RequestFacts) -> Kind:
-    model = facts.models[0] if facts.models else ""
-    return facts.key_id, model, facts.max_tokens, "tools" in facts.needs

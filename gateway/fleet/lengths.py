@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from typing import TypeVar
 
+from gateway.core import RequestFacts
 from gateway.stats.quantiles import HistogramState, LogHistogram
 
 LENGTH_START = 200.0  # tokens, before anything was seen
@@ -18,6 +19,13 @@ _ALPHA = 0.05
 _LN_START = math.log(LENGTH_START)
 
 K = TypeVar("K")
+Kind = tuple[str, str, int | None, bool]  # key, model, max_tokens, whether there are tools
+
+
+def kind_of(facts: RequestFacts) -> Kind:
+    """What the length of an answer is learned by."""
+    model = facts.models[0] if facts.models else ""
+    return facts.key_id, model, facts.max_tokens, "tools" in facts.needs
 
 
 class _Record:
