@@ -23,6 +23,7 @@ from gateway.fleet.affinity import Affinity
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
+from gateway.fleet.first_tokens import ttft_p95_s
 from gateway.fleet.lengths import Kind, Length, Lengths, kind_of, kind_of_answer
 from gateway.fleet.live import LiveEndpoint, share_with_peers
 from gateway.fleet.placement import Members, placed
@@ -169,6 +170,13 @@ class Fleet:
         longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
         return live.estimator.whole_timeout_s(longest, now_s)
 
+    def ttft_p95_s(self, endpoint_id: str, facts: RequestFacts) -> float | None:
+        """What 95 % of first tokens of such a prompt come within; None if it is not known here."""
+        live = self._by_id.get(endpoint_id)
+        if live is None:
+            return None
+        return ttft_p95_s(live.estimator, float(facts.prompt_tokens), self.clock())
+
     def may_probe(self, endpoint_id: str, *, in_panic: bool = False) -> bool:
         """
         Whether a request may be dispatched there now. Ask right before `started`.
@@ -252,9 +260,11 @@ class Fleet:
         live.learn_prefix(self._affinity, outcome, now_s)
         places = live.estimator.slowdown.places_now
         sample, alarms, news = live.learn(outcome, now_s)
-        self._judge(live, sample, outcome, places, now_s)
+        if self._snapshot is not None and sample.failure is None:
+            length = self._length_of(kind_of_answer(outcome), now_s)
+            live.judge(self._snapshot, sample, outcome, length, places=places, now_s=now_s)
         live.end()
-        if outcome.stream and not outcome.is_committed:
+        if outcome.stream and not (outcome.is_committed or outcome.was_heard):
             live.waiting.ended()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
@@ -264,18 +274,6 @@ class Fleet:
             self._events.extend(change_points(endpoint_id, alarms, wall_s))
             if news:
                 self._events.append(breaker_moved(endpoint_id, news, outcome.failure, wall_s))
-
-    def _judge(
-        self, live: LiveEndpoint, sample: Sample, outcome: AttemptOutcome, places: float,
-        now_s: float,
-    ) -> None:  # fmt: skip
-        """Hold what `decide` was told against what came, before the next snapshot knows of it."""
-        told = self._snapshot.stats.get(live.endpoint.id) if self._snapshot is not None else None
-        if told is None or sample.failure is not None:
-            return
-        load = outcome.in_flight / places if outcome.in_flight > places else 1.0
-        length = self._length_of(kind_of_answer(outcome), now_s)
-        live.calibration.judge(told, sample, outcome, length, load, now_s)
 
     def learn_length(
         self, sample: Sample, outcome: AttemptOutcome, live: LiveEndpoint, now_s: float
