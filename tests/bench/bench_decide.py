@@ -68,6 +68,7 @@ def view_of(policy) -> FleetView:  # type: ignore[no-untyped-def]
             success_p=0.99,
             success_n=30.0,
             failure_lost_s=3.0,
+            sample_age_s=1.0,
         )
         for eid in policy.endpoints
     }

@@ -17,13 +17,22 @@ pytestmark = pytest.mark.slow
 
 GOOD = "version: 1\nproviders: {groq: {}}\nmodels: {m: [{provider: groq, model: x}]}\n"
 BAD = "version: 1\nproviders: {groq: {colour: red}}\n"
+CASES = "version: 1\npolicy: good.yaml\ncases: [{name: c, request: {model: m}, expect: %s}]\n"
+FILES = (
+    ("good.yaml", GOOD),
+    ("bad.yaml", BAD),
+    ("request.json", "{}"),
+    ("passing.yaml", CASES % "{refused: unpriced}"),
+    ("failing.yaml", CASES % "{endpoint: groq/x}"),
+    ("misspelt.yaml", CASES % "{endpiont: groq/x}"),
+)
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """`looprouter ARGS…` in this process: (exit code, standard output, standard error)."""
     monkeypatch.setenv("LOOPROUTER_HOME", str(tmp_path / "home"))
-    for name, text in (("good.yaml", GOOD), ("bad.yaml", BAD), ("request.json", "{}")):
+    for name, text in FILES:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
 
@@ -49,6 +58,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (("policy", "validate", "bad.yaml"), 1),
         (("policy", "import", "bad.yaml"), 1),
         (("policy", "explain", "good.yaml", "request.json"), 1),
+        (("policy", "test", "passing.yaml"), 0),
+        (("policy", "test", "failing.yaml"), 1),
+        (("policy", "test", "misspelt.yaml"), 3),
+        (("policy", "simulate", "good.yaml"), 3),
+        (("policy", "simulate", "good.yaml", "--since", "a while"), 2),
+        (("policy", "shadow", "--url", "http://127.0.0.1:1"), 3),
         (("keys", "rotate", "nosuch"), 1),
         (("keys", "budget", "a lot"), 1),
         (("ledger", "report", "--tenant", "nosuch"), 1),
@@ -63,7 +78,9 @@ def test_exit_code(run, arguments: tuple[str, ...], code: int) -> None:  # type:
     found, out, err = run(*arguments)
 
     assert found == code
-    assert (out if code == 0 else err).strip()
+    # A test that fails is an answer, told where one that passes is; all else that is no goes to err.
+    is_answer = code == 0 or "failing.yaml" in arguments
+    assert (out if is_answer else err).strip()
 
 
 def test_with_json_the_output_is_json_also_when_the_answer_is_no(run) -> None:  # type: ignore[no-untyped-def]
@@ -73,6 +90,8 @@ def test_with_json_the_output_is_json_also_when_the_answer_is_no(run) -> None:  
         ("policy", "import", "good.yaml"),
         ("policy", "import", "bad.yaml"),
         ("policy", "explain", "good.yaml", "request.json"),
+        ("policy", "test", "passing.yaml"),
+        ("policy", "test", "failing.yaml"),
         ("keys", "create", "--budget-usd", "1234567.891"),
         ("keys", "list"),
         ("ledger", "report"),
@@ -81,6 +100,14 @@ def test_with_json_the_output_is_json_also_when_the_answer_is_no(run) -> None:  
         ("db", "upgrade"),
     ):
         json.loads(run(*arguments, "--json")[1])
+
+
+def test_a_policy_test_that_fails_says_what_was_expected_and_what_came(run) -> None:  # type: ignore[no-untyped-def]
+    _, out, _ = run("policy", "test", "failing.yaml")
+
+    assert "FAIL  c → refused: unpriced" in out
+    assert "expected endpoint groq/x, but the request is refused: unpriced" in out
+    assert out.endswith("0 passed, 1 failed\n")
 
 
 def test_budgets_are_listed_to_the_last_cent(run) -> None:  # type: ignore[no-untyped-def]

@@ -8,7 +8,15 @@ import pytest
 
 from gateway.app.policy_cases import run_cases
 from gateway.errors import PolicyError, SetupError
-from gateway.policy.cases import instant_of, load_cases
+from gateway.policy.cases import (
+    Case,
+    CasesFile,
+    EndpointCase,
+    Expect,
+    RequestCase,
+    instant_of,
+    load_cases,
+)
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 EXAMPLE = DEPLOY / "policy.cases.example.yaml"
@@ -291,3 +299,11 @@ def test_the_policy_is_found_beside_the_cases_or_given(tmp_path: Path) -> None:
     given = tmp_path / "elsewhere.yaml"
     given.write_text(POLICY)
     assert run_cases(path, given)[0].chosen
+
+
+def test_the_page_names_every_field() -> None:
+    page = (DEPLOY.parent / "docs/policy-testing.md").read_text()
+    structs = (CasesFile, Case, RequestCase, EndpointCase, Expect)
+    fields = {name for struct in structs for name in struct.__struct_fields__}
+
+    assert sorted(name for name in fields if f"`{name}`" not in page) == []

@@ -206,7 +206,8 @@ def check_one(facts: RequestFacts, view: FleetView, seed: int, seen: Counter[str
         check_terms(each.endpoint_id, each.terms, facts, view)
     pool = {one.id for model in facts.models for one in POLICY.pools.get(model, ())}
     assert sorted(each.endpoint_id for each in candidates) == sorted(pool)
-    if plan.draw is not None:
+    is_one_place = len(facts.models) == 1 and not facts.preferences.preferred_min_throughput
+    if plan.draw is not None and is_one_place:
         check_choice([each.terms for each in able], explored=plan.explored, view=view)
     seen["drawn"] += plan.draw is not None
     seen["loaded"] += any(each.terms.load > 1.0 for each in able)

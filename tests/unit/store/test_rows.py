@@ -181,6 +181,23 @@ async def test_pages_can_be_of_one_key(store: Store) -> None:
     assert [row.id for row in found] == ["r2"]
 
 
+async def test_decided_requests_of_all_tenants_page_back_to_an_instant(store: Store) -> None:
+    refused = msgspec.structs.replace(_row("refused", at=8.0), snapshot_id="")
+    rows = [_row(f"r{i}", at=float(i // 2), tenant_id=f"t{i % 3}") for i in range(12)]
+    async with store.begin() as connection:
+        await requests.insert_requests(connection, [*rows, refused])
+    seen: list[str] = []
+    before = None
+    async with store.read() as connection:
+        while page := await requests.list_decided(connection, since=2.0, limit=3, before=before):
+            seen += [row.id for row in page]
+            before = (page[-1].created_at, page[-1].id)
+
+    wanted = [row for row in rows if row.created_at >= 2.0]
+    wanted.sort(key=lambda row: (row.created_at, row.id), reverse=True)
+    assert [row.id for row in wanted] == seen
+
+
 async def test_snapshots_are_kept_for_seven_days(store: Store) -> None:
     now = 30 * DAY_S
     async with store.begin() as connection:

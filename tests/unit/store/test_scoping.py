@@ -40,6 +40,7 @@ UNSCOPED = {
     "requests.find_snapshot": "beliefs about endpoints, no tenant's",
     "requests.insert_requests": "rows name their tenant",
     "requests.insert_snapshots": "beliefs about endpoints, no tenant's",
+    "requests.list_decided": "the operator trying a policy of all tenants",
     "requests.purge_requests": "retention",
     "requests.purge_snapshots": "retention",
     "state.get_meta": "touches no tenant's table",
