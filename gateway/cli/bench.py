@@ -44,6 +44,7 @@ def bench() -> None:
 @click.option("--jobs", default=0, help="Processes; 0: one a core.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for report, JSON and plots.")
 def router(
+    *,
     worlds: str,
     loads: str,
     endpoints: str,

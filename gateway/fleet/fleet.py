@@ -74,7 +74,7 @@ class Fleet:
         self._moved: dict[str, list[tuple[LiveEndpoint, float]]] = {}  # id → where it led, until
         self._affinity = Affinity()
         self._lengths = Lengths()
-        self._expected: dict[Kind, tuple[float, float]] = {}  # (length, n), kept as a snapshot is
+        self._expected: dict[Kind, tuple[float, float, float]] = {}  # kept as a snapshot is
         self._members: dict[tuple[str, ...], Members] = {}
         self._started = MinuteCounter()  # of all endpoints together
         self._credits = Credits()
@@ -107,12 +107,15 @@ class Fleet:
         kind = _kind_of(facts)
         length = self._expected.get(kind)
         if length is None:
-            length = self._expected[kind] = self._lengths.expected(kind, now_s)
+            longest = self._lengths.longest(kind[1], kind[2], ANSWER_TOKENS_DEFAULT)
+            length = (*self._lengths.expected(kind, now_s), longest)
+            self._expected[kind] = length
         return FleetView(
             snapshot=snapshot,
             live=shown,
             output_tokens_expected=length[0],
             output_tokens_n=length[1],
+            output_tokens_longest=length[2],
             exploration_credits=self._credits.amount,
         )
 

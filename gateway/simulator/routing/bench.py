@@ -20,7 +20,7 @@ from gateway.simulator.routing.measures import Figures, figures_of
 from gateway.simulator.routing.ours import PREFERENCES, OurRouter
 from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.workloads.registry import workload
-from gateway.simulator.routing.worlds import NUM_ENDPOINTS, WORLDS, make_world
+from gateway.simulator.routing.worlds import NAMES, NUM_ENDPOINTS, WORLDS, make_world
 from gateway.stats.bootstrap import bootstrap_interval
 from gateway.stats.intervals import Measured
 
@@ -258,6 +258,8 @@ def cells_of(
     unknown = [world for world in worlds if world not in WORLDS]
     if unknown:
         raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
+    if wrong := [num for num in endpoints if not 2 <= num <= len(NAMES)]:
+        raise ValueError(f"a world has 2 to {len(NAMES)} endpoints, not {wrong[0]}")
     return [
         Cell(
             world=world,
