@@ -78,7 +78,7 @@ def test_exit_code(run, arguments: tuple[str, ...], code: int) -> None:  # type:
     found, out, err = run(*arguments)
 
     assert found == code
-    # A test that fails is an answer, told where one that passes is; all else that is no goes to err.
+    # A test that fails is an answer, told where one that passes is.
     is_answer = code == 0 or "failing.yaml" in arguments
     assert (out if is_answer else err).strip()
 

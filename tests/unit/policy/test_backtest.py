@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,7 +50,10 @@ def record_of(view: FleetView, chosen: str, *, seed: int = 7, **outcome: float) 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prediction_is_the_score_formulas_own_time_and_cost(stream: bool) -> None:
     policy, view = world()
-    live = {"fast": {"in_flight": 3, "capacity": 3.0}, "slow": {"cached_tokens": 40}}
+    live: dict[str, dict[str, Any]] = {
+        "fast": {"in_flight": 3, "capacity": 3.0},
+        "slow": {"cached_tokens": 40},
+    }
     view = view_of(policy, {"slow": {"e2e_base_s": 0.2, "e2e_s_per_token": 0.01, "e2e_n": 9e6}})
     view = view_of(policy, {"slow": {"rate": 30}}, live, output_tokens_expected=120.0)
     facts = facts_of(stream=stream, prompt_tokens=900)
@@ -57,9 +61,10 @@ def test_a_prediction_is_the_score_formulas_own_time_and_cost(stream: bool) -> N
 
     found = predict(facts, view, policy, SLOW, 120.0)
 
-    assert terms[SLOW] is not None
-    assert found.time_s == pytest.approx(terms[SLOW].time_s)
-    assert found.cost_nanos == terms[SLOW].cost_nanos
+    told = terms[SLOW]
+    assert told is not None
+    assert found.time_s == pytest.approx(told.time_s)
+    assert found.cost_nanos == told.cost_nanos
     # One that is full is not a candidate, and can be predicted all the same: with its queue.
     assert terms[FAST] is None
     assert predict(facts, view, policy, FAST, 120.0).time_s == pytest.approx(

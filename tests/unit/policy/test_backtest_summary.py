@@ -78,8 +78,10 @@ def test_a_small_gain_shows_through_a_spread_that_is_much_larger() -> None:
         np.mean([n.time_s for n in new]) - np.mean([o.time_s for o in old])
     )
     assert differences.cost_usd.value == pytest.approx(-0.9 * 200)
-    overlap = found.old.p50_s.high, found.new.p50_s.low
-    assert overlap[0] > overlap[1]  # which the two sides alone would not have shown
+    highest, lowest = found.old.p50_s.high, found.new.p50_s.low
+    assert highest is not None
+    assert lowest is not None
+    assert highest > lowest  # which the two sides alone would not have shown
 
 
 def test_what_is_only_noise_is_no_difference() -> None:
