@@ -156,7 +156,7 @@ async def _serve_admitted(
             record.decided(decided.plan, decided.view)
             if gateway.shadow is not None:
                 gateway.shadow.offer(facts, decided.plan, decided.view, policy)
-            if await _explained(inbound, decided, policy, record):
+            if await _explained(gateway, inbound, decided, policy, record):
                 return
             job = RelayJob(
                 request_id=inbound.request_id,
@@ -179,14 +179,15 @@ async def _serve_admitted(
 
 
 async def _explained(
-    inbound: Inbound, decided: Decided, policy: Policy, record: RequestRecord
+    gateway: Gateway, inbound: Inbound, decided: Decided, policy: Policy, record: RequestRecord
 ) -> bool:
     """Give the reasons if they are asked for; True when that is all that was asked for."""
     wish = inbound.headers.get("x-looprouter-explain", "")
     if not wish:
         return False
     client = inbound.client
-    shown = explain(decided.plan, record.facts, decided.view, policy)
+    known = gateway.fleet.calibrated(record.facts)
+    shown = explain(decided.plan, record.facts, decided.view, policy, calibrated=known)
     if wish.lower() in ("only", "dry-run"):
         reasons = msgspec.json.encode(shown)
         await client.answer(200, [(b"content-type", b"application/json")], reasons)

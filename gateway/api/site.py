@@ -58,8 +58,10 @@ def site_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
             return refusal
         fleet, endpoints = gateway.fleet, gateway.policy().endpoints
         breakers = {each: str(fleet.metrics(each)["breaker"]) for each in endpoints}
+        calibrations = {each: fleet.calibration(each) for each in endpoints}
         return Response(
-            gateway.metrics.render(breakers), media_type="text/plain; version=0.0.4; charset=utf-8"
+            gateway.metrics.render(breakers, calibrations),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
         )
 
     @get("/")

@@ -50,7 +50,7 @@ async def explain_request(
     )
     view = fleet.view(facts, candidate_ids(policy, facts))
     plan = decide(facts, view, policy, rng, seed=seed)
-    return explain(plan, facts, view, policy)
+    return explain(plan, facts, view, policy, calibrated=fleet.calibrated(facts))
 
 
 async def believed_fleet(settings: Settings, policy: Policy) -> Fleet:

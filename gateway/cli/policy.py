@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -136,7 +136,7 @@ def explain(file: Path, request: Path, surface: str, seed: int, as_json: bool) -
 
     rows = []
     for each in candidates:
-        terms = each.get("terms", {})
+        terms, predicted = each.get("terms", {}), each.get("predicted")
         rows.append(
             [
                 each["endpoint"],
@@ -145,7 +145,19 @@ def explain(file: Path, request: Path, surface: str, seed: int, as_json: bool) -
                 f"{terms['ttft_s']:.3f}" if terms else "–",
                 f"{terms['decode_s']:.3f}" if terms else "–",
                 terms.get("cost_usd", "–"),
+                _span(predicted) if predicted else "–",
                 each["reason"],
             ]
         )
-    print_table(rows, ("ENDPOINT", "OUTCOME", "SCORE s", "TTFT s", "DECODE s", "COST $", "WHY"))
+    print_table(
+        rows,
+        ("ENDPOINT", "OUTCOME", "SCORE s", "TTFT s", "DECODE s", "COST $", "90 % OF TIMES", "WHY"),
+    )
+
+
+def _span(predicted: dict[str, Any]) -> str:
+    """`0.8–3.1 s (held 91 %, n 240)`: where 90 % should lie, and how many did so far."""
+    low_s, high_s = predicted["completion_p5_s"], predicted["completion_p95_s"]
+    coverage = predicted["coverage_90"]
+    held = f" (held {coverage:.0%}, n {predicted['n']:.0f})" if coverage is not None else ""
+    return f"{low_s:.1f}–{high_s:.1f} s{held}"

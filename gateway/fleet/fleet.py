@@ -23,7 +23,7 @@ from gateway.fleet.affinity import Affinity
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
-from gateway.fleet.lengths import Lengths
+from gateway.fleet.lengths import Kind, Length, Lengths, kind_of, kind_of_answer
 from gateway.fleet.live import LiveEndpoint, share_with_peers
 from gateway.fleet.placement import Members, placed
 from gateway.fleet.sample import Sample
@@ -31,16 +31,15 @@ from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
 from gateway.fleet.tokens import CHARACTERS_START
+from gateway.stats.predictive import Calibrated
 
 SNAPSHOT_EVERY_S = 1.0
 EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
 REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
-ANSWER_TOKENS_DEFAULT = 4_096.0
 MEMBERS_MAX = 256  # sets of endpoints asked for
 
 Clock = Callable[[], float]
-Kind = tuple[str, str, int | None, bool]
 PriceRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
 
 
@@ -74,7 +73,7 @@ class Fleet:
         self._moved: dict[str, list[tuple[LiveEndpoint, float]]] = {}  # id → where it led, until
         self._affinity = Affinity()
         self._lengths = Lengths()
-        self._expected: dict[Kind, tuple[float, float, float]] = {}  # kept as a snapshot is
+        self._expected: dict[Kind, Length] = {}  # kept as a snapshot is
         self._members: dict[tuple[str, ...], Members] = {}
         self._started = MinuteCounter()  # of all endpoints together
         self._credits = Credits()
@@ -104,20 +103,21 @@ class Fleet:
         }
         if facts.affinity_key or facts.session_key:
             shown.update(placed(facts, self._affinity, members, now_s))
-        kind = _kind_of(facts)
-        length = self._expected.get(kind)
-        if length is None:
-            longest = self._lengths.longest(kind[1], kind[2], ANSWER_TOKENS_DEFAULT)
-            length = (*self._lengths.expected(kind, now_s), longest)
-            self._expected[kind] = length
+        length = self._length_of(kind_of(facts), now_s)
         return FleetView(
             snapshot=snapshot,
             live=shown,
-            output_tokens_expected=length[0],
-            output_tokens_n=length[1],
-            output_tokens_longest=length[2],
+            output_tokens_expected=length.tokens,
+            output_tokens_n=length.n,
+            output_tokens_longest=length.longest,
             exploration_credits=self._credits.amount,
         )
+
+    def _length_of(self, kind: Kind, now_s: float) -> Length:
+        length = self._expected.get(kind)
+        if length is None:
+            length = self._expected[kind] = self._lengths.known(kind, now_s)
+        return length
 
     def _find_members(self, ids: tuple[str, ...]) -> Members:
         """Those of `ids` that the fleet holds. A policy asks for the same few sets again."""
@@ -249,8 +249,10 @@ class Fleet:
                 break
         if live is None:
             return
-        self._learn_prefix(live, outcome, now_s)
+        live.learn_prefix(self._affinity, outcome, now_s)
+        places = live.estimator.slowdown.places_now
         sample, alarms, news = live.learn(outcome, now_s)
+        self._judge(live, sample, outcome, places, now_s)
         live.end()
         if outcome.stream and not outcome.is_committed:
             live.waiting.ended()
@@ -263,30 +265,17 @@ class Fleet:
             if news:
                 self._events.append(breaker_moved(endpoint_id, news, outcome.failure, wall_s))
 
-    def _learn_prefix(self, live: LiveEndpoint, outcome: AttemptOutcome, now_s: float) -> None:
-        has_read = outcome.first_generated_at_s is not None or not outcome.failure
-        if not (outcome.affinity_key or outcome.session_key) or not has_read:
+    def _judge(
+        self, live: LiveEndpoint, sample: Sample, outcome: AttemptOutcome, places: float,
+        now_s: float,
+    ) -> None:  # fmt: skip
+        """Hold what `decide` was told against what came, before the next snapshot knows of it."""
+        told = self._snapshot.stats.get(live.endpoint.id) if self._snapshot is not None else None
+        if told is None or sample.failure is not None:
             return
-        endpoint_id = live.endpoint.id
-        usage = None if outcome.usage_estimated else outcome.usage
-        prompt = usage.input_total if usage is not None else outcome.prompt_tokens_expected
-        affinity = self._affinity
-        if usage is not None and usage.input_total > 0:
-            expected = max(
-                affinity.tokens(outcome.session_key, endpoint_id, now_s),
-                affinity.tokens(outcome.affinity_key, endpoint_id, now_s),
-            )
-            if expected > 0:
-                live.learn_cache(float(min(expected, prompt)), float(usage.cached_read))
-        if outcome.session_key:
-            affinity.record(outcome.session_key, endpoint_id, prompt, now_s)
-        if outcome.affinity_key:
-            # Only the hashed prefix is shared; of a longer prompt, what came back cached.
-            known = affinity.tokens(outcome.affinity_key, endpoint_id, now_s)
-            shared = min(prompt, known) if known else prompt
-            if usage is not None and usage.cached_read > 0:
-                shared = usage.cached_read
-            affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
+        load = outcome.in_flight / places if outcome.in_flight > places else 1.0
+        length = self._length_of(kind_of_answer(outcome), now_s)
+        live.calibration.judge(told, sample, outcome, length, load, now_s)
 
     def learn_length(
         self, sample: Sample, outcome: AttemptOutcome, live: LiveEndpoint, now_s: float
@@ -296,7 +285,7 @@ class Fleet:
             return
         characters = live.estimator.tokens.characters_per_token
         self._lengths.observe(
-            (outcome.key_id, outcome.model, outcome.max_tokens, outcome.has_tools),
+            kind_of_answer(outcome),
             sample.length_tokens * characters / REFERENCE_CHARACTERS,
             now_s,
             is_capped=sample.is_length_capped,
@@ -325,6 +314,19 @@ class Fleet:
         now_s = self.clock()
         num_started = self._started.last(SHARE_MINUTES, now_s)
         return summarise(self._by_id[endpoint_id], num_started, now_s)
+
+    def calibration(self, endpoint_id: str) -> dict[str, dict[str, dict[str, float]]]:
+        """Predicted against real times, by class and figure; raises KeyError like `metrics`."""
+        return self._by_id[endpoint_id].calibration.summary(self.clock())
+
+    def calibrated(self, facts: RequestFacts) -> dict[str, Calibrated]:
+        """By endpoint, what makes an honest interval of this request's predicted time."""
+        now_s = self.clock()
+        scatter = self._length_of(kind_of(facts), now_s).variance
+        return {
+            endpoint_id: live.calibration.calibrated(facts, scatter, now_s)
+            for endpoint_id, live in self._by_id.items()
+        }
 
     def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Follow the policy. State survives by (provider, base URL, model), and a way back."""
@@ -371,6 +373,9 @@ class Fleet:
             endpoints={key: live.estimator.export(now_s) for key, live in self._by_key.items()},
             capacities={key: live.capacity.limit for key, live in self._by_key.items()},
             lengths=self._lengths.export(now_s),
+            calibrations={
+                key: live.calibration.export(now_s) for key, live in self._by_key.items()
+            },
         )
         exported: dict[str, object] = msgspec.to_builtins(state)
         return exported
@@ -392,8 +397,3 @@ class Fleet:
 
 def _nothing() -> None:
     pass
-
-
-def _kind_of(facts: RequestFacts) -> Kind:
-    model = facts.models[0] if facts.models else ""
-    return facts.key_id, model, facts.max_tokens, "tools" in facts.needs

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from gateway.core import AttemptOutcome, RequestFacts
 from gateway.stats.quantiles import HistogramState, LogHistogram
 
+ANSWER_TOKENS_DEFAULT = 4_096.0  # of the longest, before anything was seen
 LENGTH_START = 200.0  # tokens, before anything was seen
 LENGTH_N0 = 5.0
+LENGTH_VARIANCE_START = 1.0  # of ln tokens
 LENGTH_HALF_LIFE_S = 6 * 3600.0
 LENGTH_MAX = 1_000_000.0
 KEYS_MAX = 4_096
 MODELS_MAX = 1_024
 _ALPHA = 0.05
+_REACH_90 = 2.0 * 1.6448536269514722  # of a normal, in its sigmas
 _LN_START = math.log(LENGTH_START)
 
 K = TypeVar("K")
+Kind = tuple[str, str, int | None, bool]  # (key id, model, max_tokens, has tools)
+
+
+class Length(NamedTuple):
+    """What is known of the length of a kind of answer."""
+
+    tokens: float  # expected
+    n: float  # decayed samples behind it
+    variance: float  # of ln tokens
+    longest: float = 0.0  # 99 of 100 answers of the model are no longer; 0 = not asked
 
 
 class _Record:
     """One histogram, with its quantiles kept until the next sample."""
 
-    __slots__ = ("_ln_median", "_p99", "_version", "histogram")
+    __slots__ = ("_ln_median", "_p99", "_variance", "_version", "histogram")
 
     def __init__(self, now_s: float) -> None:
         self.histogram = LogHistogram(
@@ -32,13 +46,15 @@ class _Record:
         self._version = -1
         self._ln_median = _LN_START
         self._p99 = LENGTH_START
+        self._variance = LENGTH_VARIANCE_START
 
     def _refresh(self) -> None:
         if self._version != self.histogram.version:
             self._version = self.histogram.version
-            found = self.histogram.quantiles((0.5, 0.99))
+            found = self.histogram.quantiles((0.05, 0.5, 0.95, 0.99))
             if found is not None:
-                self._ln_median, self._p99 = math.log(found[0]), found[1]
+                self._ln_median, self._p99 = math.log(found[1]), found[3]
+                self._variance = (math.log(found[2] / found[0]) / _REACH_90) ** 2
 
     def p99(self) -> float:
         self._refresh()
@@ -49,6 +65,12 @@ class _Record:
         self._refresh()
         weight = self.histogram.weight(now_s)
         return (weight * self._ln_median + LENGTH_N0 * ln_prior) / (weight + LENGTH_N0), weight
+
+    def variance(self, prior: float, now_s: float) -> float:
+        """Of ln length, as a log-normal would have with these 5 and 95 %; shrunk to the prior's."""
+        self._refresh()
+        weight = self.histogram.weight(now_s)
+        return (weight * self._variance + LENGTH_N0 * prior) / (weight + LENGTH_N0)
 
 
 class Lengths:
@@ -67,7 +89,7 @@ class Lengths:
 
     def observe(
         self,
-        kind: tuple[str, str, int | None, bool],
+        kind: Kind,
         tokens: float,
         now_s: float,
         *,
@@ -81,9 +103,7 @@ class Lengths:
             record = _touch(self._models, model, self._models_max, now_s)
             record.histogram.add(max(1.0, tokens), now_s)
 
-    def expected(
-        self, kind: tuple[str, str, int | None, bool], now_s: float
-    ) -> tuple[float, float]:
+    def expected(self, kind: Kind, now_s: float) -> tuple[float, float]:
         """(tokens expected, decayed samples behind it); at most max_tokens."""
         key_id, model, max_tokens, has_tools = kind
         ln_length, n = _LN_START, 0.0
@@ -96,6 +116,21 @@ class Lengths:
             n = max(n, own_n)
         expected = math.exp(ln_length)
         return (min(expected, float(max_tokens)) if max_tokens else expected), n
+
+    def variance(self, kind: Kind, now_s: float) -> float:
+        """How widely lengths scatter about the expected one: the variance of ln tokens."""
+        key_id, model, max_tokens, has_tools = kind
+        found = LENGTH_VARIANCE_START
+        wide = self._models.get(model)
+        if wide is not None:
+            found = wide.variance(found, now_s)
+        own = self._kinds.get((key_id, model, _bucket(max_tokens), has_tools))
+        return own.variance(found, now_s) if own is not None else found
+
+    def known(self, kind: Kind, now_s: float) -> Length:
+        """All of a kind at once."""
+        longest = self.longest(kind[1], kind[2], ANSWER_TOKENS_DEFAULT)
+        return Length(*self.expected(kind, now_s), self.variance(kind, now_s), longest)
 
     def longest(self, model: str, max_tokens: int | None, default: float) -> float:
         """Tokens that 99 % of the model's answers stay under; `default` before it is known."""
@@ -128,3 +163,12 @@ def _touch(records: OrderedDict[K, _Record], key: K, keys_max: int, now_s: float
 def _bucket(max_tokens: int | None) -> int:
     """0 without a limit, else by powers of two."""
     return max_tokens.bit_length() if max_tokens else 0
+
+
+def kind_of(facts: RequestFacts) -> Kind:
+    model = facts.models[0] if facts.models else ""
+    return facts.key_id, model, facts.max_tokens, "tools" in facts.needs
+
+
+def kind_of_answer(outcome: AttemptOutcome) -> Kind:
+    return outcome.key_id, outcome.model, outcome.max_tokens, outcome.has_tools

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from gateway.core import AttemptOutcome, Endpoint, EndpointLive, MachineLoad, Rng
 from gateway.errors import FAILURES
-from gateway.fleet.affinity import endpoint_seed
+from gateway.fleet.affinity import Affinity, endpoint_seed
 from gateway.fleet.breaker import Breaker
+from gateway.fleet.calibration import Calibration
 from gateway.fleet.capacity import Capacity
 from gateway.fleet.estimator import EndpointEstimator
 from gateway.fleet.exploration import MinuteCounter, ProbeBudget
@@ -29,6 +30,7 @@ class LiveEndpoint:
         "_cache_expected",
         "_cache_seen",
         "breaker",
+        "calibration",
         "calm_view",
         "capacity",
         "elsewhere",
@@ -49,6 +51,7 @@ class LiveEndpoint:
         self.endpoint = endpoint
         self.seed = endpoint_seed(endpoint.id)
         self.estimator = EndpointEstimator(now_s)
+        self.calibration = Calibration()
         self.breaker = Breaker(rng, now_s)
         self.capacity = Capacity()
         self.probes = ProbeBudget()
@@ -245,6 +248,31 @@ class LiveEndpoint:
         if sample.is_success:
             return "closed" if self.breaker.succeeded(dispatched_at_s, now_s) else ""
         return "opened" if self.breaker.failed(dispatched_at_s, now_s) else ""
+
+    def learn_prefix(self, affinity: Affinity, outcome: AttemptOutcome, now_s: float) -> None:
+        """Where this prompt's beginning is cached from now on, and how much of it came cached."""
+        has_read = outcome.first_generated_at_s is not None or not outcome.failure
+        if not (outcome.affinity_key or outcome.session_key) or not has_read:
+            return
+        endpoint_id = self.endpoint.id
+        usage = None if outcome.usage_estimated else outcome.usage
+        prompt = usage.input_total if usage is not None else outcome.prompt_tokens_expected
+        if usage is not None and usage.input_total > 0:
+            expected = max(
+                affinity.tokens(outcome.session_key, endpoint_id, now_s),
+                affinity.tokens(outcome.affinity_key, endpoint_id, now_s),
+            )
+            if expected > 0:
+                self.learn_cache(float(min(expected, prompt)), float(usage.cached_read))
+        if outcome.session_key:
+            affinity.record(outcome.session_key, endpoint_id, prompt, now_s)
+        if outcome.affinity_key:
+            # Only the hashed prefix is shared; of a longer prompt, what came back cached.
+            known = affinity.tokens(outcome.affinity_key, endpoint_id, now_s)
+            shared = min(prompt, known) if known else prompt
+            if usage is not None and usage.cached_read > 0:
+                shared = usage.cached_read
+            affinity.record(outcome.affinity_key, endpoint_id, shared, now_s)
 
     def learn_cache(self, expected_tokens: float, seen_tokens: float) -> None:
         """A prefix that should have been cached was sent: how much of it was."""

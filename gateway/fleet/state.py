@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.fleet.calibration import CalibrationState
 from gateway.fleet.estimator import EstimatorState
 from gateway.fleet.live import LiveEndpoint
 from gateway.stats.quantiles import HistogramState
@@ -23,6 +24,7 @@ class FleetState(msgspec.Struct, frozen=True):
     endpoints: dict[str, EstimatorState]
     capacities: dict[str, float]
     lengths: dict[str, HistogramState]
+    calibrations: dict[str, CalibrationState] = {}
 
 
 def read_state(exported: Mapping[str, object], wall_s: float) -> tuple[FleetState, float] | None:
@@ -51,4 +53,5 @@ def load_endpoints(
         if key in state.endpoints:
             live.estimator.load(state.endpoints[key], now_s, away_s)
             live.capacity.load(state.capacities.get(key, live.capacity.limit))
+            live.calibration.load(state.calibrations.get(key, {}), now_s, away_s)
             live.adopt(live.endpoint)

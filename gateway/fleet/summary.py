@@ -43,6 +43,7 @@ def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, o
         "hides_reasoning": estimator.hides_reasoning,
         "refused_rates": {why.value: num for why, num in estimator.num_refused_rates.items()},
         "machine": _machine(live, now_s),
+        "calibration": live.calibration.summary(now_s),
     }
 
 

@@ -14,6 +14,9 @@ _SECONDS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 1
 _OVERHEAD_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
 
 
+Calibration = Mapping[str, Mapping[str, Mapping[str, float]]]  # class → figure → what held
+
+
 class Bill(Protocol):
     """What a metric needs of a settled attempt."""
 
@@ -97,6 +100,26 @@ class Metrics:
             registry=registry,
         )
 
+        labels = ("endpoint", "class", "figure")
+        self.calibration_coverage = Gauge(
+            "gateway_calibration_coverage",
+            "Share of real times within the interval predicted at that level, decayed (1 h).",
+            (*labels, "level"),
+            registry=registry,
+        )
+        self.calibration_bias = Gauge(
+            "gateway_calibration_bias_ln",
+            "Mean of ln(real / predicted time), decayed (1 h).",
+            labels,
+            registry=registry,
+        )
+        self.calibration_samples = Gauge(
+            "gateway_calibration_samples",
+            "Decayed number of answers that coverage and bias rest on.",
+            labels,
+            registry=registry,
+        )
+
     def observe_request(
         self, surface: str, status: int, duration_s: float, overhead_s: float
     ) -> None:
@@ -132,9 +155,29 @@ class Metrics:
                 if nanos:
                     counter.labels(endpoint_id).inc(nanos / NANOS_PER_DOLLAR)
 
-    def render(self, breakers: Mapping[str, str]) -> bytes:
-        """The text exposition format. `breakers`: the state of each endpoint's now."""
+    def render(
+        self, breakers: Mapping[str, str], calibrations: Mapping[str, Calibration] | None = None
+    ) -> bytes:
+        """
+        The text exposition format. `breakers`: the state of each endpoint's now.
+
+        `calibrations`: endpoint → class → figure → what `fleet.calibration` says of it.
+        """
+        self._set_calibrations(calibrations or {})
         self.breaker_open.clear()  # endpoints leave with their policy
         for endpoint_id, state in breakers.items():
             self.breaker_open.labels(endpoint_id).set(state == "open")
         return generate_latest(self.registry)
+
+    def _set_calibrations(self, calibrations: Mapping[str, Calibration]) -> None:
+        for gauge in (self.calibration_coverage, self.calibration_bias, self.calibration_samples):
+            gauge.clear()  # endpoints leave with their policy
+        for endpoint_id, classes in calibrations.items():
+            for class_name, figures in classes.items():
+                for figure, shown in figures.items():
+                    labels = endpoint_id, class_name, figure
+                    coverage = self.calibration_coverage
+                    coverage.labels(*labels, "0.5").set(shown["coverage_50"])
+                    coverage.labels(*labels, "0.9").set(shown["coverage_90"])
+                    self.calibration_bias.labels(*labels).set(shown["bias_ln"])
+                    self.calibration_samples.labels(*labels).set(shown["n"])

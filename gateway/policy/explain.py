@@ -23,7 +23,14 @@ from gateway.policy.asked import FIRST_PLACE
 from gateway.policy.decide import peers_of, rank
 from gateway.policy.filter import excluded
 from gateway.policy.policy import Policy
-from gateway.policy.score import terms_of
+from gateway.policy.score import NOT_MEASURED, WITHOUT_OUTPUT, terms_of
+from gateway.stats.predictive import (
+    Calibrated,
+    completion_law,
+    interval_s,
+    is_end_to_end,
+    spread_of,
+)
 
 DIGITS = 6
 _SLOW = "preferred: below the request's preferred speed"
@@ -87,8 +94,13 @@ def explain(
     policy: Policy,
     *,
     tried: Collection[str] = (),
+    calibrated: Mapping[str, Calibrated] | None = None,
 ) -> dict[str, object]:
-    """What `X-LoopRouter-Explain: 1` and `looprouter policy explain` show."""
+    """
+    What `X-LoopRouter-Explain: 1` and `looprouter policy explain` show.
+
+    `calibrated`: by endpoint, what predictions were worth so far; without it no interval is shown.
+    """
     candidates = candidates_of(plan, facts, view, policy, tried=tried)
     chosen = candidates[0].terms
     return {
@@ -102,7 +114,13 @@ def explain(
         "snapshot_id": plan.snapshot_id,
         "seed": plan.seed,
         "formula": "score_s = load * (ttft_s + decode_s) + failure_s + cost_s",
-        "candidates": [_candidate(candidate, chosen) for candidate in candidates],
+        "candidates": [
+            {
+                **_candidate(candidate, chosen),
+                **_interval(candidate, facts, view, calibrated or {}),
+            }
+            for candidate in candidates
+        ],
     }
 
 
@@ -147,6 +165,33 @@ def _candidate(candidate: Candidate, chosen: ScoreTerms | None) -> dict[str, obj
             **({} if terms.machine_s is None else {"machine_s": round(terms.machine_s, DIGITS)}),
         }
     return shown
+
+
+def _interval(
+    candidate: Candidate,
+    facts: RequestFacts,
+    view: FleetView,
+    calibrated: Mapping[str, Calibrated],
+) -> dict[str, object]:
+    """When 5 and 95 of 100 such requests are complete there, and how often that held so far."""
+    terms, known = candidate.terms, calibrated.get(candidate.endpoint_id)
+    if terms is None or known is None:
+        return {}
+    stats = view.snapshot.stats.get(candidate.endpoint_id, NOT_MEASURED)
+    has_output = facts.surface not in WITHOUT_OUTPUT
+    is_line = is_end_to_end(stats, is_whole=not facts.stream, has_output=has_output)
+    spread = spread_of(stats, is_line=is_line)
+    law = completion_law(
+        terms.load * terms.ttft_s, terms.load * terms.decode_s, spread, known.length_variance
+    )
+    low_s, high_s = interval_s(*law, known.ends)
+    shown: dict[str, object] = {
+        "completion_p5_s": round(low_s, DIGITS),
+        "completion_p95_s": round(high_s, DIGITS),
+        "coverage_90": None if known.coverage_90 is None else round(known.coverage_90, DIGITS),
+        "n": round(known.n, 2),
+    }
+    return {"predicted": shown}
 
 
 def _reason(candidate: Candidate, chosen: ScoreTerms | None) -> str:

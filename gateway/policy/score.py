@@ -32,12 +32,12 @@ from gateway.policy.marginal import added_seconds
 from gateway.policy.marginal import cost_nanos as marginal_nanos
 from gateway.policy.policy import Indexed
 from gateway.prices.rows import bucket_picos
+from gateway.stats.predictive import drifted, is_end_to_end
 from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
 
 BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
 REFERENCE_CHARACTERS = 4.0  # a token, as lengths are learned
-DRIFT_SIGMA, DRIFT_TAU_S = 0.35, 600.0
 SUCCESS_FLOOR = 0.01  # below it (1 − p)/p says nothing more
 Z_95 = 1.6448536269514722  # a normal's 95 % quantile
 WITHOUT_OUTPUT = frozenset({Surface.EMBEDDINGS, Surface.COUNT_TOKENS})
@@ -206,10 +206,8 @@ def rates_of(
     that happen to draw alike do so no longer than it lives.
     """
     base_s = stats.e2e_base_s
-    is_end_to_end = (
-        is_whole and base_s is not None and (not has_output or stats.e2e_n > stats.ttft_n)
-    )
-    if is_end_to_end and base_s is not None:
+    is_line = is_end_to_end(stats, is_whole=is_whole, has_output=has_output)
+    if is_line and base_s is not None:
         first_s, prompt_token_s = base_s, 0.0
         token_s = stats.e2e_s_per_token or 0.0
         first_width = token_width = stats.ttft_sigma / sqrt(max(stats.e2e_n, 1.0))
@@ -217,15 +215,15 @@ def rates_of(
         first_s = exp(stats.ttft_mu)
         prompt_token_s = first_s / (stats.prefill_tokens_per_s * stats.ttft_base_s)
         token_s = exp(-stats.rate_mu)
-        drifted = _drifted(stats.sample_age_s)
-        first_width = sqrt(stats.ttft_sigma**2 / stats.ttft_n + drifted)
-        token_width = sqrt(stats.rate_sigma**2 / stats.rate_n + drifted)
+        drift = drifted(stats.sample_age_s)
+        first_width = sqrt(stats.ttft_sigma**2 / stats.ttft_n + drift)
+        token_width = sqrt(stats.rate_sigma**2 / stats.rate_n + drift)
     # Lengths are expected in tokens of four characters; this one may make more of the same text.
     own_tokens = REFERENCE_CHARACTERS / stats.characters_per_token
     token_s *= own_tokens
     steps = one.rendezvous * (2 * salt + 1)
     first_step, token_step = steps >> 16 & _LAST, steps >> 32 & _LAST
-    if is_end_to_end:
+    if is_line:
         token_step = first_step  # one belief about both parts: one draw
     success_p = max(stats.success_p, SUCCESS_FLOOR)
     failure_s = (1.0 - success_p) / success_p * stats.failure_lost_s
@@ -246,7 +244,7 @@ def rates_of(
         output_nanos=output_nanos,
         request_nanos=float(row.request_nanos),
         hour_nanos=one.endpoint.usd_per_hour_nanos,
-        is_end_to_end=is_end_to_end,
+        is_end_to_end=is_line,
         first_width=first_width,
         token_width=token_width,
         first_step=first_step,
@@ -256,18 +254,6 @@ def rates_of(
         prompt_score_s=prompt_token_s + seconds_per_nano * input_nanos,
         output_score_s=token_s + seconds_per_nano * output_nanos * num_choices,
     )
-
-
-def _drifted(age_s: float | None) -> float:
-    """
-    Variance of ln speed that an endpoint may have gained since its last sample.
-
-    Speeds wander (an Ornstein-Uhlenbeck walk); without this an endpoint that was slow once would
-    never be looked at again, however fast it became.
-    """
-    if age_s is None:
-        return DRIFT_SIGMA * DRIFT_SIGMA
-    return DRIFT_SIGMA * DRIFT_SIGMA * (1.0 - exp(-2.0 * age_s / DRIFT_TAU_S))
 
 
 def weigh(

@@ -15,6 +15,7 @@ import numpy as np
 
 from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.baselines.registry import BASELINES
+from gateway.simulator.routing.calibrating import with_calibration
 from gateway.simulator.routing.episode import RouterFactory, play
 from gateway.simulator.routing.measures import Figures, figures_of
 from gateway.simulator.routing.ours import PREFERENCES, OurRouter
@@ -128,7 +129,7 @@ def run_task(task: Task) -> Played:
             num_replicas=cell.num_replicas,
             stale_s=cell.stale_s,
         )
-        figures[name] = figures_of(episode.served, world, load)
+        figures[name] = with_calibration(figures_of(episode.served, world, load), episode.routers)
         digests[name] = episode.digest
     return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
 

@@ -49,6 +49,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     adopt_s: float | None = None  # until a newcomer got > 30 %
     event_share: float | None = None  # of first attempts, between 30 s after the event and its end
     shares: tuple[float, ...] = ()
+    # Ours only: shares of real times within the 50 and 90 % intervals predicted before, and the
+    # mean of ln(real / predicted); of what length made unsure, "completion", and of the rest.
+    coverage_50: float | None = None
+    coverage_90: float | None = None
+    bias_ln: float | None = None
+    speed_coverage_90: float | None = None
+    ttft_coverage_90: float | None = None
 
 
 def figures_of(served: Sequence[Served], world: World, workload: Workload) -> Figures:

@@ -57,3 +57,18 @@ def test_failures_inside_a_stream_that_had_begun_are_failures() -> None:
         seen.append(record.has_failed)
 
     assert seen == [False, True, True, False]
+
+
+def test_calibration_is_that_of_the_endpoints_in_force() -> None:
+    metrics = Metrics()
+    shown = {"coverage_50": 0.52, "coverage_90": 0.91, "bias_ln": -0.03, "n": 120.0}
+    first = metrics.render({}, {"a/m": {"chat/stream": {"ttft": shown}}}).decode()
+    then = metrics.render({}, {}).decode()
+    labels = 'class="chat/stream",endpoint="a/m",figure="ttft"'
+
+    for level, value in (("0.5", 0.52), ("0.9", 0.91)):
+        name = f'gateway_calibration_coverage{{{labels},level="{level}"}}'
+        assert sample(first, name) == value
+    assert sample(first, f"gateway_calibration_bias_ln{{{labels}}}") == -0.03
+    assert sample(first, f"gateway_calibration_samples{{{labels}}}") == 120.0
+    assert "gateway_calibration_coverage{" not in then
