@@ -124,6 +124,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_hour_min: int = 0  # self-hosted: its average price assumes no fewer
     is_simulated: bool = False
     bills_from_first_token: bool = False  # an attempt that dies before it costs nothing
+    assistant_prefill: str = ""  # how it goes on with an answer begun: see the policy; "" = not
 
     @property
     def state_key(self) -> str:
@@ -376,6 +377,7 @@ class AttemptOutcome(msgspec.Struct, kw_only=True):
     retry_after_s: float | None = None
     finish: str = ""
     is_committed: bool = False
+    was_heard: bool = False  # the fleet was told of its first token, though it is not committed
     client_gone: bool = False
     was_refused: bool = False  # certain that the provider did no billable work
     protocol_faults: int = 0

@@ -196,6 +196,8 @@ class FailureClass(enum.StrEnum):
     CONTEXT_TOO_LONG = "context_too_long"
     STREAM_BROKEN = "stream_broken"  # after the first generated token
     UNTRANSLATABLE = "untranslatable"  # no words for it in the caller's dialect
+    TOO_SLOW = "too_slow"  # below the policy's decode floor, and replaced
+    OUTPACED = "outpaced"  # another attempt of the same request was faster
     CLIENT_GONE = "client_gone"
 
 
@@ -225,5 +227,7 @@ FAILURES: dict[FailureClass, FailurePolicy] = {
     FailureClass.CONTEXT_TOO_LONG: FailurePolicy(True, False, False, passes_answer=True),
     FailureClass.STREAM_BROKEN: FailurePolicy(False, True, False),
     FailureClass.UNTRANSLATABLE: FailurePolicy(False, False, False),
+    FailureClass.TOO_SLOW: FailurePolicy(True, False, False),  # the belief of its rate learns
+    FailureClass.OUTPACED: FailurePolicy(False, False, False),
     FailureClass.CLIENT_GONE: FailurePolicy(False, False, False),
 }

@@ -23,6 +23,7 @@ from gateway.fleet.affinity import Affinity
 from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
+from gateway.fleet.first_tokens import ttft_p95_s
 from gateway.fleet.lengths import Kind, Length, Lengths, kind_of, kind_of_answer
 from gateway.fleet.live import LiveEndpoint, share_with_peers
 from gateway.fleet.placement import Members, placed
@@ -165,9 +166,15 @@ class Fleet:
             return live.estimator.first_token_timeout_s(
                 float(facts.prompt_tokens), now_s, wants_reasoning="reasoning" in facts.needs
             )
-        model = facts.models[0] if facts.models else ""
-        longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
+        longest = self._length_of(kind_of(facts), now_s).longest
         return live.estimator.whole_timeout_s(longest, now_s)
+
+    def ttft_p95_s(self, endpoint_id: str, facts: RequestFacts) -> float | None:
+        """What 95 % of first tokens of such a prompt come within; None if it is not known here."""
+        live = self._by_id.get(endpoint_id)
+        if live is None:
+            return None
+        return ttft_p95_s(live.estimator, float(facts.prompt_tokens), self.clock())
 
     def may_probe(self, endpoint_id: str, *, in_panic: bool = False) -> bool:
         """
@@ -193,8 +200,7 @@ class Fleet:
 
     def spend_probe(self, endpoint_id: str, cost_nanos: int) -> None:
         """Book one probe of a silent endpoint: no other for a while, and not for more an hour."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.probed(cost_nanos, self.clock())
 
     def limit_exploration(self, limits: ExplorationLimits) -> None:
@@ -207,7 +213,7 @@ class Fleet:
         """A decision has chosen this endpoint: its place counts as taken until what is returned
         is called, once the request has been `started` or will never be. Again changes nothing."""
         live = self._by_id.get(endpoint_id)
-        return live.promise() if live is not None else _nothing
+        return live.promise() if live is not None else lambda: None
 
     # Learning
 
@@ -227,14 +233,12 @@ class Fleet:
 
     def first_token(self, endpoint_id: str) -> None:
         """A stream sent there has got its first token."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.first_token(self.clock())
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.end()
             live.waiting.ended()
             live.breaker.release(self.clock())
@@ -254,7 +258,7 @@ class Fleet:
         sample, alarms, news = live.learn(outcome, now_s)
         self._judge(live, sample, outcome, places, now_s)
         live.end()
-        if outcome.stream and not outcome.is_committed:
+        if outcome.stream and not (outcome.is_committed or outcome.was_heard):
             live.waiting.ended()
         if live.outbox is not None:
             live.outbox.add(outcome, self._rng)
@@ -393,7 +397,3 @@ class Fleet:
         self._credits.amount = min(self._credits.limits.credits_max, max(0.0, state.credits))
         self._snapshot = None
         return True
-
-
-def _nothing() -> None:
-    pass

@@ -18,6 +18,8 @@ AT_ONCE_TOKENS_PER_S = 5_000.0  # nobody decodes one stream so fast
 LENGTH_FINISHES = frozenset({"length", "max_tokens", "max_output_tokens"})
 
 _FAILURE_BY_VALUE: dict[str, FailureClass] = {failure.value: failure for failure in FailureClass}
+# Cut short by us or the client. What was seen until then counts, or only the rest is measured.
+_CUT_SHORT = frozenset({FailureClass.CLIENT_GONE, FailureClass.TOO_SLOW, FailureClass.OUTPACED})
 _NO_GENERATION = frozenset({Surface.COUNT_TOKENS, Surface.MODELS})
 
 
@@ -64,7 +66,7 @@ def read_sample(
     )
     has_ended = failure is None
     is_generation = outcome.surface not in _NO_GENERATION and not outcome.is_cached_answer
-    gives_speed = is_generation and (has_ended or failure is FailureClass.CLIENT_GONE)
+    gives_speed = is_generation and (has_ended or failure in _CUT_SHORT)
     is_one_answer = gives_speed and outcome.num_choices == 1
     stamps = Stamps(
         dispatched_at_s=outcome.dispatched_at_s,

@@ -135,6 +135,7 @@ def _compile(
             decode_floor_tokens_per_s=floor.tokens_per_second if floor else None,
             decode_floor_grace_s=parse_duration(floor.grace) if floor else 0.0,
             hedge_share_max=spec.rescue.hedge.share_max,
+            continue_by_prefill=spec.rescue.continue_by_prefill,
         ),
         limits=Limits(
             body_bytes_max=spec.limits.body_bytes,
@@ -316,8 +317,10 @@ def _warnings(
     ]
     if not models:
         found.append("models: none is defined; every request will be refused")
-    if spec.rescue.decode_floor is not None:
-        found.append("rescue.decode_floor: this version does not act on it")
-    if spec.rescue.hedge.share_max > 0.0:
-        found.append("rescue.hedge: this version does not act on it")
+    if spec.rescue.continue_by_prefill and not any(
+        endpoint.assistant_prefill for specs in spec.models.values() for endpoint in specs
+    ):
+        found.append(
+            "rescue.continue_by_prefill: does nothing; no endpoint says assistant_prefill"
+        )
     return tuple(found)

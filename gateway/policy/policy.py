@@ -46,7 +46,8 @@ class Rescue:
     first_token_timeout_s: float | None  # None = auto
     decode_floor_tokens_per_s: float | None
     decode_floor_grace_s: float
-    hedge_share_max: float
+    hedge_share_max: float  # of this process's requests; 0 = none
+    continue_by_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)

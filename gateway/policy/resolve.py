@@ -142,6 +142,7 @@ def resolve_endpoint(
         is_simulated=provider.simulated,
         bills_from_first_token=provider.bills_from == "first_token"
         or (provider.bills_from is None and provider.simulated),
+        assistant_prefill=spec.assistant_prefill or "",
     )
 
 

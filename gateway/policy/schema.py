@@ -9,12 +9,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from gateway.policy.schema_rescue import Rescue
 from gateway.policy.units import DURATION_PATTERN
 
 Duration = Annotated[str, Meta(pattern=DURATION_PATTERN, examples=["150ms", "3s", "24h"])]
-AutoOrDuration = Annotated[
-    str, Meta(pattern=f"^auto$|{DURATION_PATTERN}", examples=["auto", "20s"])
-]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Z_][A-Z0-9_]{0,127}$")]
 UsdPerMtok = Annotated[float, Meta(ge=0, le=1_000_000)]
@@ -213,6 +211,15 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="It has a machine of its own; instead of the provider's."),
     ] = None
     tier: Annotated[Tier | None, Meta(description="Service tier asked for.")] = None
+    assistant_prefill: Annotated[
+        Literal["message", "prefix", "continue_final_message"] | None,
+        Meta(
+            description="How it goes on with an answer begun, for continue_by_prefill. message: a "
+            "last message of the assistant is enough. prefix: that message says prefix: true "
+            "(DeepSeek). continue_final_message: the request says so (vLLM, SGLang). Left out: it "
+            "does not."
+        ),
+    ] = None
 
 
 class PriceMax(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -270,42 +277,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Annotated[Name, Meta(description="Shown in logs and explanations.")]
     prefer: Annotated[Prefer, Meta(description="What to optimise.")]
     match: Annotated[Match, Meta(description="Which requests it takes.")] = Match()
-
-
-class DecodeFloor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a running stream counts as too slow."""
-
-    tokens_per_second: Annotated[float, Meta(gt=0, description="Slower than this…")] = 5.0
-    grace: Annotated[Duration, Meta(description="…for so long.")] = "3s"
-
-
-class Hedge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A second attempt beside a late first one."""
-
-    share_max: Annotated[Share, Meta(description="At most this share of requests.")] = 0.0
-
-
-class Rescue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is done about a slow attempt."""
-
-    first_token_timeout: Annotated[
-        AutoOrDuration,
-        Meta(description="auto: three times the endpoint's own p99, between 10 s and 120 s."),
-    ] = "auto"  # noqa: S105 - a timeout, no secret
-    decode_floor: Annotated[
-        DecodeFloor | None,
-        Meta(
-            description="Rescue streams slower than this. Left out: none. Checked, but not acted "
-            "on by this version."
-        ),
-    ] = None
-    hedge: Annotated[
-        Hedge,
-        Meta(
-            description="Second attempts before the first token. Checked, but not acted on by this "
-            "version."
-        ),
-    ] = Hedge()
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

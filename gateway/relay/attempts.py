@@ -1,363 +1,348 @@
-"""Failover, timers and commit of one request as a sans-I/O machine: (event, now) → actions.
+"""Failover, timers, commit and rescue of one request as a sans-I/O machine: (event, now) → actions.
 
 Driven by asyncio in production and by an event heap in the simulator. It knows no clock, no
 socket and no money; it decides which attempt runs, what the client sees of it, and when to stop.
 
 Life: dispatch → (buffer until the first generated token) → commit → forward → finish. Before the
-commit another endpoint may take over unseen; after it an end that is not a finish is told in band.
+commit another endpoint may take over unseen; after it an end that is not a finish is told in band,
+or, where the policy asks for it, one other attempt continues the answer from the text forwarded.
+
+At most two attempts run at once: one beside another that is late (a hedge) or slow (a relief).
+The slow one goes on unseen until its relief has generated something, and is let go if that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from gateway.errors import FAILURES, FailureClass
+from gateway.relay.decode_floor import DecodeFloor
+from gateway.relay.limits import BUFFERED_BYTES_MAX, DONE_FINISHES, AttemptLimits
 from gateway.relay.moves import (
     Abandon,
     Action,
     Answered,
     Blocked,
-    Cancel,
     ClientGone,
     Commit,
     Deliver,
-    Dispatch,
     Event,
     Failed,
-    Finish,
     Forward,
     GiveUp,
+    Heard,
     KeepAlive,
-    OpenClient,
     Read,
     Sent,
     Skipped,
     Stop,
     Tick,
 )
-from gateway.wire.pieces import Piece, PieceKind
+from gateway.relay.places import falls_over
+from gateway.relay.running import Running
+from gateway.relay.standing import Standing
+from gateway.wire.pieces import Piece
 
-BUFFERED_BYTES_MAX = 64 * 1024
+__all__ = ["BUFFERED_BYTES_MAX", "DONE_FINISHES", "AttemptLimits", "AttemptMachine"]
 
-# A stream without one generated token is a true answer only if it ended for one of other reasons
-# than "the model was done", or if the provider says that it generated something (hidden reasoning).
-DONE_FINISHES = frozenset({"", "stop", "end_turn", "completed", "stop_sequence"})
-# Of the request, not of the endpoint; but another model that the caller named may take it.
-_OTHER_MODEL_MAY = frozenset({FailureClass.CONTENT_REFUSED})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptLimits:
-    """Times in seconds; where they come from: reliability A.2 and E."""
-
-    is_stream: bool
-    num_choices: int = 1
-    retries_max: int = 2  # attempts after the first, each on another endpoint; of one model
-    total_s: float = 600.0  # the whole request
-    idle_s: float = 30.0  # no byte from upstream, after the first token
-    content_s: float = 300.0  # no content, though bytes (comments) may come
-    trailer_s: float = 5.0  # what may follow the finish reason: usage, end mark
-    early_open_s: float = 10.0  # the status line goes out even without a token
-    keep_alive_s: float = 15.0  # silence towards the client; 0 = no keep-alives
-    buffered_bytes_max: int = BUFFERED_BYTES_MAX  # before commit
+# Ends of a committed stream that another endpoint can mend; others are of the request.
+_CONTINUABLE = frozenset({FailureClass.STREAM_BROKEN, FailureClass.TIMEOUT_IDLE})
 
 
-class AttemptMachine:
-    """Decides for one request. Never commits twice; forwards pieces of one attempt only."""
-
-    def __init__(
-        self,
-        order: Sequence[str],
-        limits: AttemptLimits,
-        *,
-        now: float,
-        may_retry: Callable[[], bool],
-        models: Sequence[str] = (),
-    ) -> None:
-        """`order`: endpoint ids, best first. `may_retry` spends one retry permit.
-
-        `models`: whose each of them is, when the caller named fallback models: once the retries
-        of one are spent, the next one's endpoints are tried.
-        """
-        assert not models or len(models) == len(order)
-
-        self.attempt = 0  # number of the running attempt, from 1
-        self.committed: int | None = None  # the attempt whose bytes the client gets
-        self.is_over = False
-        self.is_open = False  # the status line is out
-        self.num_retries = 0
-        whose: dict[str, str] = {}
-        for place, endpoint_id in enumerate(order):
-            whose.setdefault(endpoint_id, models[place] if models else "")
-        self._order, self._models = tuple(whose), tuple(whose.values())
-        self._model = ""  # whose endpoints are being tried
-        self._num_failed = 0  # of them
-        self._next_idx = 0
-        self._limits = limits
-        self._may_retry = may_retry
-        self._is_running = False  # an attempt is on its way or being read
-        self._buffer: list[Piece] = []
-        self._buffered_bytes = 0
-        self._finish: str | None = None
-        self._num_finishes = 0
-        self._output_tokens = 0
-        self._idle_s = limits.idle_s
-        self._report: Failed | None = None  # the failure the client will hear of
-        self._retry_after_s: float | None = None
-        self._total_at = now + limits.total_s
-        self._open_at = now + limits.early_open_s if limits.is_stream else None
-        self._first_token_at: float | None = None
-        self._idle_at: float | None = None
-        self._content_at: float | None = None
-        self._trailer_at: float | None = None
-        self._keep_alive_at: float | None = None
+class AttemptMachine(Standing):
+    """Decides for one request. Never commits twice; forwards pieces of one attempt only, but for
+    one declared continuation of it."""
 
     def start(self, now: float) -> list[Action]:
         """The first dispatch."""
         assert self.attempt == 0, "a machine starts once"
 
-        return self._dispatch_next(now)
+        return self._dispatch_next()
 
     def next_deadline(self) -> float | None:
         """When a Tick is wanted at the latest; None when all is over."""
         if self.is_over:
             return None
         earliest = self._total_at
-        for at in (
-            self._first_token_at,
-            self._idle_at,
-            self._content_at,
-            self._trailer_at,
-            self._open_at,
-            self._keep_alive_at,
-        ):
+        for at in (self._open_at, self._keep_alive_at, *(one.deadline() for one in self._running)):
             if at is not None and at < earliest:
                 earliest = at
         return earliest
+
+    def pause_ended(self, now: float) -> None:
+        """The client held up the reading: what did not come meanwhile is not the endpoint's."""
+        for one in self._running:
+            if one.floor is not None:
+                one.floor.restart(now)
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about `event`. Events of attempts that no longer run change nothing."""
         if self.is_over:
             return []
-        if isinstance(event, Read):
-            return self._read(event, now) if self._concerns(event.attempt) else []
         if isinstance(event, Tick):
             return self._tick(now)
         if isinstance(event, ClientGone):
-            return self._over([*self._cancel(FailureClass.CLIENT_GONE), Abandon(self.attempt)])
+            return self._over([*self._cancel_all(FailureClass.CLIENT_GONE), Abandon(self.attempt)])
         if isinstance(event, Stop):
             give_up = GiveUp(self.attempt, None, self.is_open, None, is_shutdown=True)
-            return self._over([*self._cancel(FailureClass.CLIENT_GONE), give_up])
-        if not self._concerns(event.attempt):
+            return self._over([*self._cancel_all(FailureClass.CLIENT_GONE), give_up])
+        one = self._find(event.attempt)
+        if one is None:
             return []
-        if isinstance(event, Skipped) and self.committed is not None:
-            return []  # what the client reads already cannot be skipped any more
+        if isinstance(event, Read):
+            return self._read(one, event.pieces, now)
         if isinstance(event, Sent):
-            self._first_token_at = now + event.first_token_timeout_s
-            self._idle_s = event.idle_s if event.idle_s is not None else self._limits.idle_s
+            self._sent(one, event, now)
             return []
+        return self._ended(one, event, now)
+
+    def _ended(
+        self, one: Running, event: Answered | Failed | Skipped | Blocked, now: float
+    ) -> list[Action]:
+        """The attempt has ended by itself, or never began."""
+        if isinstance(event, Skipped) and one is self._speaking:
+            return []  # what the client reads already cannot be skipped any more
+        self._running.remove(one)
         if isinstance(event, Failed):
-            self._is_running = False
-            return self._failed(event, now)
-        if isinstance(event, Answered):
-            self._is_running = False
+            return self._failed(one, event, now)
+        if isinstance(event, Answered) and not one.continues:
             if self.committed is not None:
-                return self._finished([])
+                return self._finished(one, [])
             self.committed = event.attempt
-            return self._over([Commit(event.attempt), Deliver(event.attempt)])
-        self._is_running = False
+            cancels = self._cancel_others(one)
+            return self._over([*cancels, Commit(event.attempt), Deliver(event.attempt)])
+        if self._running:
+            return self._let_go(now)
+        if one.continues:
+            return self._continue(now) or self._give_up()
         if isinstance(event, Skipped):
-            return self._dispatch_next(now)
-        assert isinstance(event, Blocked)
+            return self._dispatch_next()
         return self._over([GiveUp(event.attempt, None, self.is_open, None)])
 
-    def _concerns(self, attempt: int) -> bool:
-        return self._is_running and attempt == self.attempt
+    def _sent(self, one: Running, event: Sent, now: float) -> None:
+        one.first_token_at = now + event.first_token_timeout_s
+        one.idle_s = event.idle_s if event.idle_s is not None else self._limits.idle_s
+        one.characters_per_token = event.characters_per_token
+        if event.hedge_after_s is not None and self._may_hedge is not None:
+            one.hedge_at = now + event.hedge_after_s
 
     # Dispatching
 
-    def _dispatch_next(self, now: float) -> list[Action]:
-        if self._next_idx >= len(self._order):
-            return self._give_up()
-        endpoint_id, model = self._order[self._next_idx], self._models[self._next_idx]
-        if model != self._model:
-            self._model, self._num_failed = model, 0
-        self._next_idx += 1
-        self.attempt += 1
-        self._is_running = True
-        self._buffer = []
-        self._buffered_bytes = 0
-        self._finish = None
-        self._num_finishes = 0
-        self._output_tokens = 0
-        self._first_token_at = self._idle_at = self._content_at = self._trailer_at = None
-        return [Dispatch(self.attempt, endpoint_id)]
+    def _dispatch_next(self) -> list[Action]:
+        return [self._dispatch()] if self._places.has_next else self._give_up()
 
-    def _failed(self, event: Failed, now: float) -> list[Action]:
-        self._num_failed += 1
+    def _failed(self, one: Running, event: Failed, now: float) -> list[Action]:
+        """One that is not among the running any more."""
+        self._places.note_failure()
         if event.retry_after_s is not None:
             known = self._retry_after_s
             after = event.retry_after_s
             self._retry_after_s = after if known is None else min(known, after)
-        if self._report is None or not FAILURES[self._report.failure].passes_answer:
+        if not one.continues and (
+            self._report is None or not FAILURES[self._report.failure].passes_answer
+        ):
             self._report = event
         if self.committed is not None:
-            if self._finish is not None:
-                return self._finished([])  # whole, but for the end mark
+            return self._failed_committed(one, event, now)
+        if self._running:
+            other = self._running[0]
+            if falls_over(event.failure) or other.number < one.number:
+                return self._let_go(now)
+            # It is of the request. A hedge is under way and would not have been sent after it.
+            return [*self._cancel_others(one), *self._give_up()]
+        if now < self._total_at and self._places.retry(event.failure):
+            return self._dispatch_next()
+        return self._give_up()
+
+    def _failed_committed(self, one: Running, event: Failed, now: float) -> list[Action]:
+        if one is self._speaking:
+            if one.finish is not None:
+                return self._finished(one, [])  # whole, but for the end mark
             self._report = event
-            return self._give_up()
-        next_idx = self._place_after(event.failure)
-        if next_idx is None or now >= self._total_at:
-            return self._give_up()
-        # A 429 costs nobody work, and its endpoint is left alone from now on: no retry storm.
-        if event.failure is not FailureClass.RATE_LIMITED and not self._may_retry():
-            return self._give_up()
-        self._next_idx = next_idx
-        self.num_retries += 1
-        return self._dispatch_next(now)
+            self._speaking = None
+            if self._running:
+                return []  # what was to relieve it goes on from what the client has
+            if event.failure not in _CONTINUABLE or not self._may_continue(one):
+                return self._give_up()
+        elif self._running:
+            return self._let_go(now)
+        return self._continue(now) or self._give_up()
 
-    def _place_after(self, failure: FailureClass) -> int | None:
-        """Where to go on: at this model's endpoints while it has retries, else at the next's."""
-        falls_over = FAILURES[failure].falls_over
-        if not falls_over and failure not in _OTHER_MODEL_MAY:
-            return None
-        idx, num = self._next_idx, len(self._order)
-        if not falls_over or self._num_failed > self._limits.retries_max:
-            while idx < num and self._models[idx] == self._model:
-                idx += 1
-        return idx if idx < num else None
+    # Rescue
 
-    def _give_up(self) -> list[Action]:
-        report = self._report
-        if report is None:
-            return self._over([GiveUp(self.attempt, None, self.is_open, self._retry_after_s)])
-        return self._over(
-            [GiveUp(report.attempt, report.failure, self.is_open, self._retry_after_s)]
-        )
-
-    def _cancel(self, failure: FailureClass) -> list[Action]:
-        if not self._is_running:
+    def _hedge(self, one: Running) -> list[Action]:
+        one.hedge_at = None
+        if self.committed is not None or self._has_hedged or len(self._running) > 1:
             return []
-        self._is_running = False
-        return [Cancel(self.attempt, failure)]
+        if self._may_hedge is None or not self._places.has_peer or not self._may_hedge():
+            return []
+        self._has_hedged = True
+        return [self._dispatch()]
 
-    def _over(self, actions: list[Action]) -> list[Action]:
-        self.is_over = True
-        self._buffer = []
+    def _judge(self, one: Running, now: float) -> list[Action]:
+        """Its decode floor is due."""
+        assert one.floor is not None
+
+        if not one.floor.is_slow(now):
+            return self._commit(one, now) if self.committed is None else []
+        one.floor = None
+        if self.committed is None:
+            if self._places.rescue():
+                one.is_relieved = True
+                return [self._dispatch()]
+            return self._commit(one, now)
+        if not self._may_continue(one):
+            return []
+        actions = self._continue(now)
+        one.is_relieved = bool(actions)
         return actions
+
+    def _may_continue(self, one: Running) -> bool:
+        """Whether an answer can be gone on with: text, unfinished, and itself no continuation."""
+        is_first = not one.continues and one.has_only_text
+        return bool(self._continues_at) and is_first and one.has_shown and one.finish is None
+
+    def _continue(self, now: float) -> list[Action]:
+        """Ask the next endpoint that can to go on with the committed answer; [] if none may."""
+        assert self.committed is not None
+
+        if now >= self._total_at or not self._places.rescue(self._continues_at):
+            return []
+        return [self._dispatch(continues=self.committed)]
+
+    def _let_go(self, now: float) -> list[Action]:
+        """What ran beside the other is gone: forward again, or wait as if there had been none."""
+        one = self._running[0]
+        if not one.is_relieved:
+            return []
+        one.is_relieved = False
+        if self.committed is None:
+            return self._commit(one, now)
+        pieces = one.let_go()
+        return [Forward(one.number, pieces)] if pieces else []
+
+    def _holds(self, one: Running, now: float) -> bool:
+        """Whether what was generated stays here, so that another endpoint can still begin anew."""
+        if one.buffered_bytes > self._limits.buffered_bytes_max:
+            return False
+        if one.is_relieved:
+            return True
+        is_judged = one.floor is None or now >= one.held_until
+        return not (is_judged or one.has_shown or one.finish is not None) and self._places.has_peer
 
     # Reading
 
-    def _read(self, event: Read, now: float) -> list[Action]:
-        pieces = event.pieces
-        is_ended = False
-        has_content = False
-        for piece in pieces:
-            kind = piece.kind
-            if kind is PieceKind.GENERATED:
-                has_content = True
-                self._trailer_at = None
-            elif kind is PieceKind.FINISH:
-                has_content = True
-                self._num_finishes += 1
-                if self._finish is None:
-                    self._finish = piece.finish
-                if self._num_finishes >= self._limits.num_choices:
-                    self._trailer_at = now + self._limits.trailer_s
-            elif kind is PieceKind.DONE:
-                is_ended = True
-            if piece.usage is not None:
-                self._output_tokens = piece.usage.output_total
-        if self.committed is None:
-            return self._read_uncommitted(pieces, now, is_ended)
-        self._rewind_timers(now, has_content)
-        if not pieces:
-            return []
-        self._keep_alive_from(now)
-        actions: list[Action] = [Forward(self.attempt, pieces)]
-        return self._finished(actions) if is_ended else actions
-
-    def _read_uncommitted(
-        self, pieces: Sequence[Piece], now: float, is_ended: bool
-    ) -> list[Action]:
-        self._buffer.extend(pieces)
-        if any(piece.kind is PieceKind.GENERATED for piece in pieces):
-            actions = self._commit(now)
-            return self._finished(actions) if is_ended else actions
+    def _read(self, one: Running, pieces: Sequence[Piece], now: float) -> list[Action]:
+        before = one.tokens
+        is_ended, has_content, has_generated = one.take(
+            pieces, now, self._limits, is_watched=self._is_watched
+        )
+        if one.floor is not None:
+            one.floor.add(one.tokens - before, now)
+            if one.finish is not None:
+                one.floor = None
+        if one is self._speaking:
+            one.rewind(now, self._limits, has_content=has_content)
+            return self._read_committed(one, pieces, now, is_ended) if pieces else []
+        one.keep(pieces)
+        actions: list[Action] = []
+        is_first = has_generated and not one.has_generated
+        if is_first:
+            actions = self._first_token(one, now)
+        if one.has_generated:
+            one.rewind(now, self._limits, has_content=has_content)
+            if not is_ended and self._holds(one, now):
+                return [*actions, Heard(one.number)] if is_first else []
+            actions += self._commit(one, now)
+            return self._finished(one, actions) if is_ended else actions
         if is_ended:
-            return self._end_without_content(now)
-        self._buffered_bytes += sum(len(piece.payload) for piece in pieces)
-        if self._buffered_bytes > self._limits.buffered_bytes_max:
-            return self._fail_running(FailureClass.SERVER_ERROR, now)
+            return self._end_without_content(one, now)
+        if one.buffered_bytes > self._limits.buffered_bytes_max:
+            return self._fail_running(one, FailureClass.SERVER_ERROR, now)
         return []
 
-    def _commit(self, now: float) -> list[Action]:
-        assert self.committed is None, "a request commits once"
+    def _read_committed(
+        self, one: Running, pieces: Sequence[Piece], now: float, is_ended: bool
+    ) -> list[Action]:
+        if one.is_relieved:
+            one.keep(pieces)
+            if is_ended:
+                return self._finished(one, [])
+            if one.buffered_bytes <= self._limits.buffered_bytes_max:
+                return []
+            return [*self._cancel_others(one), *self._let_go(now)]
+        self._keep_alive_from(now)
+        actions: list[Action] = [Forward(one.number, pieces)]
+        return self._finished(one, actions) if is_ended else actions
 
-        self.committed = self.attempt
-        self._first_token_at = None
-        self._rewind_timers(now, True)
-        actions: list[Action] = [Commit(self.attempt)]
-        actions.extend(self._open(now))
-        actions.append(Forward(self.attempt, self._buffer))
-        self._buffer = []
-        return actions
+    def _first_token(self, one: Running, now: float) -> list[Action]:
+        """It has won against what ran beside it."""
+        one.has_generated = True
+        one.first_token_at = one.hedge_at = None
+        limits = self._limits
+        if limits.decode_floor_tokens_per_s is not None and not one.continues:
+            one.floor = DecodeFloor(
+                limits.decode_floor_tokens_per_s, limits.decode_floor_grace_s, now
+            )
+            one.floor.add(one.tokens, now)
+            one.held_until = now + limits.decode_floor_grace_s
+            if one.finish is not None:
+                one.floor = None
+        return self._cancel_others(one)
 
-    def _end_without_content(self, now: float) -> list[Action]:
-        if self._finish is not None and (
-            self._output_tokens > 0 or self._finish not in DONE_FINISHES
-        ):
-            return self._finished(self._commit(now))
-        return self._fail_running(FailureClass.SERVER_ERROR, now)
+    def _end_without_content(self, one: Running, now: float) -> list[Action]:
+        is_answer = one.finish is not None and (
+            one.output_tokens > 0 or one.finish not in DONE_FINISHES
+        )
+        if one.has_generated or is_answer:
+            return self._finished(one, self._commit(one, now))
+        return self._fail_running(one, FailureClass.SERVER_ERROR, now)
 
-    def _finished(self, actions: list[Action]) -> list[Action]:
-        actions.append(Finish(self.attempt))
-        self._is_running = False
-        return self._over(actions)
-
-    def _fail_running(self, failure: FailureClass, now: float) -> list[Action]:
-        actions = self._cancel(failure)
-        return actions + self._failed(Failed(self.attempt, failure), now)
+    def _fail_running(self, one: Running, failure: FailureClass, now: float) -> list[Action]:
+        cancel = self._cancel(one, failure)
+        return [cancel, *self._failed(one, Failed(one.number, failure), now)]
 
     # Timers
 
-    def _rewind_timers(self, now: float, has_content: bool) -> None:
-        self._idle_at = now + self._idle_s
-        if has_content or self._content_at is None:
-            self._content_at = now + self._limits.content_s
-
-    def _open(self, now: float) -> list[Action]:
-        self._open_at = None
-        self._keep_alive_from(now)
-        if self.is_open:
-            return []
-        self.is_open = True
-        return [OpenClient()]
-
-    def _keep_alive_from(self, now: float) -> None:
-        interval_s = self._limits.keep_alive_s
-        self._keep_alive_at = now + interval_s if interval_s > 0 else None
-
     def _tick(self, now: float) -> list[Action]:
         if now >= self._total_at:
-            if self.committed is None:
-                return self._fail_running(FailureClass.TIMEOUT_FIRST_TOKEN, now)
-            return self._fail_running(FailureClass.TIMEOUT_IDLE, now)
-        if _is_due(self._trailer_at, now):
-            # The finish reason came and then nothing: whole, but for the end mark.
-            return self._end_without_content(now) if self.committed is None else self._finished([])
-        if _is_due(self._first_token_at, now):
-            return self._fail_running(FailureClass.TIMEOUT_FIRST_TOKEN, now)
-        if _is_due(self._idle_at, now) or _is_due(self._content_at, now):
-            return self._fail_running(FailureClass.TIMEOUT_IDLE, now)
-        actions: list[Action] = []
+            return self._out_of_time(now)
+        for one in list(self._running):
+            at = one.deadline()
+            if at is not None and now >= at:
+                actions = self._tick_attempt(one, now)
+                if actions:
+                    return actions
+        actions = []
         if _is_due(self._open_at, now):
             actions.extend(self._open(now))
         if _is_due(self._keep_alive_at, now):
             self._keep_alive_from(now)
             actions.append(KeepAlive())
         return actions
+
+    def _out_of_time(self, now: float) -> list[Action]:
+        is_unseen = self.committed is None
+        failure = FailureClass.TIMEOUT_FIRST_TOKEN if is_unseen else FailureClass.TIMEOUT_IDLE
+        first = self._running[0]
+        actions = self._cancel_all(failure)
+        return [*actions, *self._failed(first, Failed(first.number, failure), now)]
+
+    def _tick_attempt(self, one: Running, now: float) -> list[Action]:
+        if _is_due(one.trailer_at, now):
+            # The finish reason came and then nothing: whole, but for the end mark.
+            if one is self._speaking:
+                return self._finished(one, [])
+            return self._end_without_content(one, now)
+        if _is_due(one.first_token_at, now):
+            return self._fail_running(one, FailureClass.TIMEOUT_FIRST_TOKEN, now)
+        if _is_due(one.idle_at, now) or _is_due(one.content_at, now):
+            return self._fail_running(one, FailureClass.TIMEOUT_IDLE, now)
+        if _is_due(one.hedge_at, now):
+            return self._hedge(one)
+        if one.floor is not None and now >= one.floor.check_at:
+            return self._judge(one, now)
+        return []
 
 
 def _is_due(at: float | None, now: float) -> bool:

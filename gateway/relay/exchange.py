@@ -34,6 +34,7 @@ from gateway.relay.echoes import Echoes
 from gateway.relay.job import RelayJob, RelayLimits
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.money import (
+    CHARACTERS_PER_TOKEN_UNKNOWN,
     billable_usage,
     hold_for,
     injected_max_tokens,
@@ -47,6 +48,9 @@ from gateway.relay.reading import PROGRESS_EVERY_S, Reading
 from gateway.wire.pieces import Dialect, WireError
 from gateway.wire.translate import CannotTranslate
 from gateway.wire.usage import Usage
+
+# Ends of attempts that say nothing of their endpoint, if nothing was sent.
+_NEVER_NEEDED = frozenset({"", FailureClass.CLIENT_GONE.value, FailureClass.OUTPACED.value})
 
 logger = logging.getLogger("looprouter.relay")
 
@@ -203,6 +207,8 @@ class Exchange:
                 self._attempt,
                 self._first_token_timeout_s(),
                 timeouts.idle_reasoning_s if is_reasoning else timeouts.idle_s,
+                self._hedge_after_s(),
+                self._characters_per_token(),
             )
         )
         response = await shop.transport.send(
@@ -287,6 +293,16 @@ class Exchange:
             return fixed_s
         return self._shop.fleet.ttft_timeout_s(self.endpoint.id, self._job.facts)
 
+    def _hedge_after_s(self) -> float | None:
+        job = self._job
+        if not job.parsed.stream or job.policy.rescue.hedge_share_max <= 0.0:
+            return None
+        return self._shop.fleet.ttft_p95_s(self.endpoint.id, job.facts)
+
+    def _characters_per_token(self) -> float:
+        stats = self._job.snapshot.stats.get(self.endpoint.id)
+        return stats.characters_per_token if stats is not None else CHARACTERS_PER_TOKEN_UNKNOWN
+
     def _note_progress(self) -> None:
         """For the journal: what a settlement after a crash starts from."""
         if self._hold is not None:
@@ -323,7 +339,7 @@ class Exchange:
                 self.settled = shop.ledger.settle(self._hold, self.settlement)
         if not self._is_in_flight:
             return
-        if not is_sent and outcome.failure in ("", FailureClass.CLIENT_GONE.value):
+        if not is_sent and outcome.failure in _NEVER_NEEDED:
             shop.fleet.abandoned(self.endpoint.id)
         else:
             shop.fleet.observe(outcome)

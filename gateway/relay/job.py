@@ -11,7 +11,7 @@ from gateway.core import AttemptOutcome, Caller, FleetSnapshot, Plan, RequestFac
 from gateway.errors import ApiError
 from gateway.ledger.records import Settled
 from gateway.policy.policy import Policy
-from gateway.relay.attempts import AttemptLimits
+from gateway.relay.limits import AttemptLimits
 from gateway.wire.pieces import Surface
 from gateway.wire.requests import ParsedRequest
 from gateway.wire.usage import Usage
@@ -88,7 +88,7 @@ class RelayResult:
 
 def attempt_limits(job: RelayJob) -> AttemptLimits:
     """What the policy says about this request's attempts."""
-    policy, timeouts = job.policy, job.policy.timeouts
+    policy, timeouts, rescue = job.policy, job.policy.timeouts, job.policy.rescue
     return AttemptLimits(
         is_stream=job.parsed.stream,
         num_choices=max(1, job.facts.num_choices),
@@ -98,6 +98,8 @@ def attempt_limits(job: RelayJob) -> AttemptLimits:
         content_s=timeouts.content_s,
         early_open_s=timeouts.status_line_s,
         keep_alive_s=policy.keep_alive_s or 0.0,
+        decode_floor_tokens_per_s=rescue.decode_floor_tokens_per_s,
+        decode_floor_grace_s=rescue.decode_floor_grace_s,
     )
 
 

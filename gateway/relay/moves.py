@@ -16,6 +16,8 @@ class Sent:
     attempt: int
     first_token_timeout_s: float
     idle_s: float | None = None  # the endpoint's own, instead of the limits'
+    hedge_after_s: float | None = None  # a first token later than this may be hedged
+    characters_per_token: float = 4.0  # the endpoint's, for its decode rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Dispatch:
 
     attempt: int
     endpoint_id: str
+    continues: int = 0  # the attempt whose answer it is to go on with, from the text forwarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,21 @@ class Commit:
     """From here on this attempt's answer is the client's."""
 
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The attempt's first token is here, and still kept back from the client."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """From here on this attempt's answer goes on where that of the attempt `of` ended."""
+
+    attempt: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +169,8 @@ Action = (
     Dispatch
     | Cancel
     | Commit
+    | Heard
+    | Continue
     | OpenClient
     | Forward
     | KeepAlive

@@ -11,9 +11,9 @@ from gateway.core import AttemptOutcome
 from gateway.errors import FailureClass
 from gateway.providers.adapter import Adapter, Fault
 from gateway.providers.transport import TransportError, UpstreamResponse
-from gateway.relay.attempts import DONE_FINISHES
 from gateway.relay.echoes import Echoes
 from gateway.relay.job import RelayLimits
+from gateway.relay.limits import DONE_FINISHES
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.moves import Answered, Event, Failed, Read
 from gateway.wire.answers import Answer, read_answer

@@ -67,9 +67,15 @@ def test_design_example_loads() -> None:
     assert [warning.split(":")[0] for warning in policy.warnings] == [
         "providers.groq.key_env",
         "providers.claude.key_env",
-        "rescue.decode_floor",
-        "rescue.hedge",
     ]
+
+
+def test_continuation_without_an_endpoint_that_can_is_pointed_out() -> None:
+    said = DESIGN.replace("hedge: {", "continue_by_prefill: true, hedge: {")
+    policy = load_policy(said.encode(), environ={})
+
+    assert policy.rescue.continue_by_prefill
+    assert any("rescue.continue_by_prefill" in warning for warning in policy.warnings)
 
 
 def test_shipped_example_loads_without_a_problem() -> None:
