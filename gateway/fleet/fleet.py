@@ -256,7 +256,9 @@ class Fleet:
         live.learn_prefix(self._affinity, outcome, now_s)
         places = live.estimator.slowdown.places_now
         sample, alarms, news = live.learn(outcome, now_s)
-        self._judge(live, sample, outcome, places, now_s)
+        if self._snapshot is not None and sample.failure is None:
+            length = self._length_of(kind_of_answer(outcome), now_s)
+            live.judge(self._snapshot, sample, outcome, length, places=places, now_s=now_s)
         live.end()
         if outcome.stream and not (outcome.is_committed or outcome.was_heard):
             live.waiting.ended()
@@ -268,18 +270,6 @@ class Fleet:
             self._events.extend(change_points(endpoint_id, alarms, wall_s))
             if news:
                 self._events.append(breaker_moved(endpoint_id, news, outcome.failure, wall_s))
-
-    def _judge(
-        self, live: LiveEndpoint, sample: Sample, outcome: AttemptOutcome, places: float,
-        now_s: float,
-    ) -> None:  # fmt: skip
-        """Hold what `decide` was told against what came, before the next snapshot knows of it."""
-        told = self._snapshot.stats.get(live.endpoint.id) if self._snapshot is not None else None
-        if told is None or sample.failure is not None:
-            return
-        load = outcome.in_flight / places if outcome.in_flight > places else 1.0
-        length = self._length_of(kind_of_answer(outcome), now_s)
-        live.calibration.judge(told, sample, outcome, length, load, now_s)
 
     def learn_length(
         self, sample: Sample, outcome: AttemptOutcome, live: LiveEndpoint, now_s: float

@@ -166,6 +166,7 @@ def _bucket(max_tokens: int | None) -> int:
 
 
 def kind_of(facts: RequestFacts) -> Kind:
+    """What the length of an answer is learned by."""
     model = facts.models[0] if facts.models else ""
     return facts.key_id, model, facts.max_tokens, "tools" in facts.needs
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import structs
 
-from gateway.core import AttemptOutcome, Endpoint, EndpointLive, MachineLoad, Rng
+from gateway.core import AttemptOutcome, Endpoint, EndpointLive, FleetSnapshot, MachineLoad, Rng
 from gateway.errors import FAILURES
 from gateway.fleet.affinity import Affinity, endpoint_seed
 from gateway.fleet.breaker import Breaker
@@ -15,6 +15,7 @@ from gateway.fleet.calibration import Calibration
 from gateway.fleet.capacity import Capacity
 from gateway.fleet.estimator import EndpointEstimator
 from gateway.fleet.exploration import MinuteCounter, ProbeBudget
+from gateway.fleet.lengths import Length
 from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Elsewhere, EndpointNews, Outbox, as_own
 from gateway.fleet.waiting import Waiting
@@ -248,6 +249,22 @@ class LiveEndpoint:
         if sample.is_success:
             return "closed" if self.breaker.succeeded(dispatched_at_s, now_s) else ""
         return "opened" if self.breaker.failed(dispatched_at_s, now_s) else ""
+
+    def judge(
+        self,
+        snapshot: FleetSnapshot,
+        sample: Sample,
+        outcome: AttemptOutcome,
+        length: Length,
+        *,
+        places: float,
+        now_s: float,
+    ) -> None:
+        """Hold what `decide` was told against what came; `places` is from before it was learned."""
+        told = snapshot.stats.get(self.endpoint.id)
+        if told is not None:
+            load = outcome.in_flight / places if outcome.in_flight > places else 1.0
+            self.calibration.judge(told, sample, outcome, length, load, now_s)
 
     def learn_prefix(self, affinity: Affinity, outcome: AttemptOutcome, now_s: float) -> None:
         """Where this prompt's beginning is cached from now on, and how much of it came cached."""

@@ -100,25 +100,7 @@ class Metrics:
             registry=registry,
         )
 
-        labels = ("endpoint", "class", "figure")
-        self.calibration_coverage = Gauge(
-            "gateway_calibration_coverage",
-            "Share of real times within the interval predicted at that level, decayed (1 h).",
-            (*labels, "level"),
-            registry=registry,
-        )
-        self.calibration_bias = Gauge(
-            "gateway_calibration_bias_ln",
-            "Mean of ln(real / predicted time), decayed (1 h).",
-            labels,
-            registry=registry,
-        )
-        self.calibration_samples = Gauge(
-            "gateway_calibration_samples",
-            "Decayed number of answers that coverage and bias rest on.",
-            labels,
-            registry=registry,
-        )
+        self.calibration = CalibrationGauges(registry)
 
     def observe_request(
         self, surface: str, status: int, duration_s: float, overhead_s: float
@@ -163,21 +145,46 @@ class Metrics:
 
         `calibrations`: endpoint → class → figure → what `fleet.calibration` says of it.
         """
-        self._set_calibrations(calibrations or {})
+        self.calibration.show(calibrations or {})
         self.breaker_open.clear()  # endpoints leave with their policy
         for endpoint_id, state in breakers.items():
             self.breaker_open.labels(endpoint_id).set(state == "open")
         return generate_latest(self.registry)
 
-    def _set_calibrations(self, calibrations: Mapping[str, Calibration]) -> None:
-        for gauge in (self.calibration_coverage, self.calibration_bias, self.calibration_samples):
-            gauge.clear()  # endpoints leave with their policy
+
+class CalibrationGauges:
+    """How often predicted intervals held, by endpoint, class and figure."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("endpoint", "class", "figure")
+        self.coverage = Gauge(
+            "gateway_calibration_coverage",
+            "Share of real times within the interval predicted at that level, decayed (1 h).",
+            (*labels, "level"),
+            registry=registry,
+        )
+        self.bias = Gauge(
+            "gateway_calibration_bias_ln",
+            "Mean of ln(real / predicted time), decayed (1 h).",
+            labels,
+            registry=registry,
+        )
+        self.samples = Gauge(
+            "gateway_calibration_samples",
+            "Decayed number of answers that coverage and bias rest on.",
+            labels,
+            registry=registry,
+        )
+
+    def show(self, calibrations: Mapping[str, Calibration]) -> None:
+        """Replace what was shown: endpoints leave with their policy."""
+        for gauge in (self.coverage, self.bias, self.samples):
+            gauge.clear()
         for endpoint_id, classes in calibrations.items():
             for class_name, figures in classes.items():
                 for figure, shown in figures.items():
                     labels = endpoint_id, class_name, figure
-                    coverage = self.calibration_coverage
-                    coverage.labels(*labels, "0.5").set(shown["coverage_50"])
-                    coverage.labels(*labels, "0.9").set(shown["coverage_90"])
-                    self.calibration_bias.labels(*labels).set(shown["bias_ln"])
-                    self.calibration_samples.labels(*labels).set(shown["n"])
+                    self.coverage.labels(*labels, "0.5").set(shown["coverage_50"])
+                    self.coverage.labels(*labels, "0.9").set(shown["coverage_90"])
+                    self.bias.labels(*labels).set(shown["bias_ln"])
+                    self.samples.labels(*labels).set(shown["n"])
