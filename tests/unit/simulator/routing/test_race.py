@@ -22,6 +22,7 @@ def _figures(cell: Cell, router: str = "fastest", seed: int = 1, minutes: float 
     return run_task(task).figures[router]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["drift", "regime", "outage"])
 def test_it_is_near_the_clairvoyant_and_before_the_rivals(world: str) -> None:
     played = [
@@ -55,6 +56,7 @@ def test_a_newcomer_is_taken_up_within_a_small_budget() -> None:
     assert found.explored_share <= 0.021
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_became_fast_unseen_is_found() -> None:
     found = _figures(Cell(world="improves"), seed=2, minutes=16.0)
     assert found.adopt_s is not None
@@ -72,6 +74,7 @@ def test_prefixes_go_where_they_are_cached_and_the_load_stays_even() -> None:
     assert found.load_over_fair < 1.4
 
 
+@pytest.mark.slow
 def test_replicas_that_share_do_hardly_worse_than_one() -> None:
     one = _figures(Cell(world="drift"))
     many = _figures(Cell(world="drift", num_replicas=8, stale_s=5.0))
