@@ -272,6 +272,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     live: dict[str, EndpointLive]
     output_tokens_expected: float = 200.0
     output_tokens_n: float = 0.0
+    output_tokens_longest: float = 0.0  # 99 of 100 answers of the model are no longer; 0 = unknown
     exploration_credits: float = 0.0
 
 

@@ -20,6 +20,7 @@ from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
 from kernels.reference.linear_dense import linear_dense
 from kernels.reference.linear_int8 import linear_int8, pack_int8
+from kernels.reference.markov_pick import markov_pick
 from kernels.reference.moe_matmul import moe_matmul
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.residual_pick import residual_pick
@@ -45,6 +46,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "sample": sample,
     "verify_rejection": verify_rejection,
     "residual_pick": residual_pick,
+    "markov_pick": markov_pick,
     "moe_matmul": moe_matmul,
     "gated_delta": gated_delta,
 }
@@ -69,6 +71,7 @@ class Ops:
     sample: interface.Sample
     verify_rejection: interface.VerifyRejection
     residual_pick: interface.ResidualPick
+    markov_pick: interface.MarkovPick
     moe_matmul: interface.MoeMatmul
     gated_delta: interface.GatedDelta
     pack_int8: Callable[[Tensor], Int8Weight]

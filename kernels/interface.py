@@ -185,6 +185,19 @@ class ResidualPick(Protocol):
     ) -> Tensor: ...
 
 
+class MarkovPick(Protocol):
+    def __call__(
+        self,
+        logits: Tensor,
+        previous: Tensor,
+        table: Tensor,
+        weight: Int8Weight,
+        *,
+        offsets: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
 class MoeMatmul(Protocol):
     def __call__(
         self,

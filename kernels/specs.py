@@ -74,6 +74,10 @@ OPS: tuple[OpSpec, ...] = (
         "one token [S] from (p - q)+ at the first rejected place, or from p at the bonus place",
     ),
     OpSpec(
+        "markov_pick", ("logits", "previous", "table", "weight", "*", "offsets", "out"),
+        "[S, N, Vd] → tokens [S, N]: each place's best of logits + weight · table[token before]",
+    ),
+    OpSpec(
         "moe_matmul", ("x", "weight", "expert_ids", "expert_weights", "*", "out"),
         "x [R, K] through the chosen experts' [E, N, K], weighted and summed → [R, N]",
     ),

@@ -104,6 +104,13 @@ class FeatureProposer(ABC):
         self, given: ProposeInput, view: View, tokens: list[Tensor], probs: list[Tensor | None]
     ) -> Proposal:
         """Of N tokens [S] each; a sequence without rows of its own gets none of them."""
-        num_valid = torch.where(view.is_lost > 0, 0, len(tokens))
         known = [self._head.scattered(each, self._vocab_size) for each in probs if each is not None]
-        return Proposal(torch.stack(tokens, 1), num_valid, torch.stack(known, 1) if known else None)
+        return Proposal(
+            torch.stack(tokens, 1),
+            self._num_valid(given, view),
+            torch.stack(known, 1) if known else None,
+        )
+
+    def _num_valid(self, given: ProposeInput, view: View) -> Tensor:
+        """[S]: all that were asked for, or none."""
+        return given.num_drafts * (1 - view.is_lost)

@@ -26,7 +26,7 @@ from backend.speculate.draft_cache import DraftCache, Places
 from backend.speculate.heads.base import DraftHead
 from backend.speculate.heads.parts import DraftLayer, RmsNorm
 from kernels.dispatch import Ops
-from kernels.interface import MaskKind
+from kernels.interface import Int8Weight, MaskKind
 
 _T = TypeVar("_T")
 _Module = TypeVar("_Module", bound=nn.Module | None)
@@ -47,6 +47,13 @@ class Packer:
         if self._is_int8:
             return Int8Linear(self.ops.pack_int8(merged.to(self.device)), self.ops)
         return self.dense(merged)
+
+    def int8_for(self, op: str, weight: Tensor) -> Int8Weight | None:
+        """[N, K] for an op that is given the weight itself. None where the engine does not compute
+        in int8, or another implementation than the one that packs serves that op."""
+        if not self._is_int8 or self.ops.name_of(op) != self.ops.name_of("linear_int8"):
+            return None
+        return self.ops.pack_int8(weight.detach().float().to(self.device))
 
     def dense(self, weight: Tensor) -> Linear:
         return DenseLinear(weight.detach().to(self.device, self.dtype).contiguous(), self.ops)
@@ -196,7 +203,7 @@ class RunningHead:
             # Rows of the target's own head, read once.
             rows = model.head_rows(head.target_ids().to(packer.device))
             self._lm_head = packer.linear(rows)
-        self._offsets = None if head.d2t is None else head.d2t.to(packer.device)
+        self.offsets = None if head.d2t is None else head.d2t.to(packer.device)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[R, F H] → [R, H]."""
@@ -216,15 +223,15 @@ class RunningHead:
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft vocabulary → the target's."""
-        if self._offsets is None:
+        if self.offsets is None:
             return draft_ids
-        return draft_ids + self._offsets.index_select(0, draft_ids.flatten()).view_as(draft_ids)
+        return draft_ids + self.offsets.index_select(0, draft_ids.flatten()).view_as(draft_ids)
 
     def scattered(self, probs: Tensor, vocab_size: int) -> Tensor:
         """[S, Vd] → [S, V]: nothing for tokens that cannot be drafted."""
-        if self._offsets is None:
+        if self.offsets is None:
             return probs
-        ids = torch.arange(self.draft_vocab_size, device=probs.device) + self._offsets
+        ids = torch.arange(self.draft_vocab_size, device=probs.device) + self.offsets
         wide = torch.zeros(probs.shape[0], vocab_size, dtype=probs.dtype, device=probs.device)
         return wide.index_copy_(1, ids, probs)
 

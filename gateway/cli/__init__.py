@@ -7,6 +7,7 @@ import sys
 import rich_click as click
 
 from gateway import __version__
+from gateway.cli.bench import bench
 from gateway.cli.db import db
 from gateway.cli.keys import keys
 from gateway.cli.ledger import ledger
@@ -35,7 +36,7 @@ def cli() -> None:
     """
 
 
-for command in (up, serve, keys, policy, providers, ledger, db):
+for command in (up, serve, keys, policy, providers, ledger, db, bench):
     cli.add_command(command)
 for command in (simulate, test, shadow):
     policy.add_command(command)

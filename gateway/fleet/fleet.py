@@ -38,7 +38,6 @@ SNAPSHOT_EVERY_S = 1.0
 EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
 REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
-ANSWER_TOKENS_DEFAULT = 4_096.0
 MEMBERS_MAX = 256  # sets of endpoints asked for
 
 Clock = Callable[[], float]
@@ -111,6 +110,7 @@ class Fleet:
             live=shown,
             output_tokens_expected=length.tokens,
             output_tokens_n=length.n,
+            output_tokens_longest=length.longest,
             exploration_credits=self._credits.amount,
         )
 
@@ -166,8 +166,7 @@ class Fleet:
             return live.estimator.first_token_timeout_s(
                 float(facts.prompt_tokens), now_s, wants_reasoning="reasoning" in facts.needs
             )
-        model = facts.models[0] if facts.models else ""
-        longest = self._lengths.longest(model, facts.max_tokens, ANSWER_TOKENS_DEFAULT)
+        longest = self._length_of(kind_of(facts), now_s).longest
         return live.estimator.whole_timeout_s(longest, now_s)
 
     def ttft_p95_s(self, endpoint_id: str, facts: RequestFacts) -> float | None:
@@ -201,8 +200,7 @@ class Fleet:
 
     def spend_probe(self, endpoint_id: str, cost_nanos: int) -> None:
         """Book one probe of a silent endpoint: no other for a while, and not for more an hour."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.probed(cost_nanos, self.clock())
 
     def limit_exploration(self, limits: ExplorationLimits) -> None:
@@ -215,7 +213,7 @@ class Fleet:
         """A decision has chosen this endpoint: its place counts as taken until what is returned
         is called, once the request has been `started` or will never be. Again changes nothing."""
         live = self._by_id.get(endpoint_id)
-        return live.promise() if live is not None else _nothing
+        return live.promise() if live is not None else lambda: None
 
     # Learning
 
@@ -235,14 +233,12 @@ class Fleet:
 
     def first_token(self, endpoint_id: str) -> None:
         """A stream sent there has got its first token."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.first_token(self.clock())
 
     def abandoned(self, endpoint_id: str) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
-        live = self._by_id.get(endpoint_id)
-        if live is not None:
+        if (live := self._by_id.get(endpoint_id)) is not None:
             live.end()
             live.waiting.ended()
             live.breaker.release(self.clock())
@@ -391,7 +387,3 @@ class Fleet:
         self._credits.amount = min(self._credits.limits.credits_max, max(0.0, state.credits))
         self._snapshot = None
         return True
-
-
-def _nothing() -> None:
-    pass

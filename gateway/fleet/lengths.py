@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 from gateway.core import AttemptOutcome, RequestFacts
 from gateway.stats.quantiles import HistogramState, LogHistogram
 
+ANSWER_TOKENS_DEFAULT = 4_096.0  # of the longest, before anything was seen
 LENGTH_START = 200.0  # tokens, before anything was seen
 LENGTH_N0 = 5.0
 LENGTH_VARIANCE_START = 1.0  # of ln tokens
@@ -30,6 +31,7 @@ class Length(NamedTuple):
     tokens: float  # expected
     n: float  # decayed samples behind it
     variance: float  # of ln tokens
+    longest: float = 0.0  # 99 of 100 answers of the model are no longer; 0 = not asked
 
 
 class _Record:
@@ -127,7 +129,8 @@ class Lengths:
 
     def known(self, kind: Kind, now_s: float) -> Length:
         """All of a kind at once."""
-        return Length(*self.expected(kind, now_s), self.variance(kind, now_s))
+        longest = self.longest(kind[1], kind[2], ANSWER_TOKENS_DEFAULT)
+        return Length(*self.expected(kind, now_s), self.variance(kind, now_s), longest)
 
     def longest(self, model: str, max_tokens: int | None, default: float) -> float:
         """Tokens that 99 % of the model's answers stay under; `default` before it is known."""

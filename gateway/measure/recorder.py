@@ -91,7 +91,8 @@ class RequestRecord:
     def row(self) -> RequestRow:
         facts, plan, result = self.facts, self.plan, self.result
         outcomes = result.outcomes if result is not None else ()
-        last = outcomes[-1] if outcomes else None
+        last = next((one for one in outcomes if one.is_committed), None)  # a hedge may come after
+        last = last or (outcomes[-1] if outcomes else None)
         return RequestRow(
             id=facts.request_id,
             tenant_id=self.caller.tenant_id,

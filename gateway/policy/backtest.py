@@ -114,6 +114,7 @@ def predict(
         output_tokens if has_output else 0.0,
         facts.num_choices,
         view.output_tokens_expected,
+        output_tokens,
         0.0,
     )
     (entry,), _ = weigh((rates,), view.live, want, is_forced=True)

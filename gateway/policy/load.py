@@ -320,7 +320,5 @@ def _warnings(
     if spec.rescue.continue_by_prefill and not any(
         endpoint.assistant_prefill for specs in spec.models.values() for endpoint in specs
     ):
-        found.append(
-            "rescue.continue_by_prefill: does nothing; no endpoint says assistant_prefill"
-        )
+        found.append("rescue.continue_by_prefill: does nothing; no endpoint says assistant_prefill")
     return tuple(found)

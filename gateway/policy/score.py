@@ -87,6 +87,7 @@ class Want(msgspec.Struct, gc=False):
     output_tokens: float  # of one choice
     num_choices: int
     others_tokens: float  # what an answer of others may still have before it
+    longest_tokens: float  # what a deadline is judged by
     seconds_per_nano: float  # λ
 
 
@@ -179,6 +180,9 @@ def want_of(
         output,
         facts.num_choices,
         view.output_tokens_expected,
+        max(output, min(view.output_tokens_longest, facts.max_tokens or view.output_tokens_longest))
+        if has_output
+        else 0.0,
         seconds_per_nano,
     )
 
@@ -316,11 +320,17 @@ def batch_limit(capacity: float) -> float:
 
 
 def time_p95_s(entry: Weighed) -> float:
-    """T that 95 of 100 requests stay under, both parts taken at their own 95 % (an upper bound)."""
+    """
+    T that 95 of 100 requests stay under: an upper bound.
+
+    Both parts are taken at their own 95 %, and the answer at the 99 % of its model's lengths: the
+    long ones are those that miss a deadline.
+    """
     stats = entry.rates.stats
+    decode_s = entry.rates.token_s * entry.want.longest_tokens
     slow_decode = stats.ttft_sigma if entry.rates.is_end_to_end else stats.rate_sigma
     return entry.load * (
-        entry.ttft_s * exp(Z_95 * stats.ttft_sigma) + entry.decode_s * exp(Z_95 * slow_decode)
+        entry.ttft_s * exp(Z_95 * stats.ttft_sigma) + decode_s * exp(Z_95 * slow_decode)
     )
 
 

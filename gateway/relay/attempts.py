@@ -133,7 +133,6 @@ class AttemptMachine(Standing):
 
     def _failed(self, one: Running, event: Failed, now: float) -> list[Action]:
         """One that is not among the running any more."""
-        self._places.note_failure()
         if event.retry_after_s is not None:
             known = self._retry_after_s
             after = event.retry_after_s
@@ -221,13 +220,13 @@ class AttemptMachine(Standing):
         pieces = one.let_go()
         return [Forward(one.number, pieces)] if pieces else []
 
-    def _holds(self, one: Running, now: float) -> bool:
+    def _holds(self, one: Running) -> bool:
         """Whether what was generated stays here, so that another endpoint can still begin anew."""
         if one.buffered_bytes > self._limits.buffered_bytes_max:
             return False
         if one.is_relieved:
             return True
-        is_judged = one.floor is None or now >= one.held_until
+        is_judged = one.floor is None  # else it is shown when the floor is due and it was not slow
         return not (is_judged or one.has_shown or one.finish is not None) and self._places.has_peer
 
     # Reading
@@ -251,8 +250,12 @@ class AttemptMachine(Standing):
             actions = self._first_token(one, now)
         if one.has_generated:
             one.rewind(now, self._limits, has_content=has_content)
-            if not is_ended and self._holds(one, now):
-                return [*actions, Heard(one.number)] if is_first else []
+            if not is_ended and self._holds(one):
+                if is_first:
+                    actions.append(Heard(one.number))
+                elif one.floor is not None and now >= one.floor.check_at:
+                    return self._judge(one, now)
+                return actions
             actions += self._commit(one, now)
             return self._finished(one, actions) if is_ended else actions
         if is_ended:
@@ -285,7 +288,6 @@ class AttemptMachine(Standing):
                 limits.decode_floor_tokens_per_s, limits.decode_floor_grace_s, now
             )
             one.floor.add(one.tokens, now)
-            one.held_until = now + limits.decode_floor_grace_s
             if one.finish is not None:
                 one.floor = None
         return self._cancel_others(one)

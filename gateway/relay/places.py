@@ -20,7 +20,7 @@ class Places:
     """Each endpoint once, in order, one model after the other."""
 
     __slots__ = (
-        "_may_retry", "_model", "_models", "_next_idx", "_num_failed", "_order", "_retries_max",
+        "_may_retry", "_model", "_models", "_next_idx", "_num_retried", "_order", "_retries_max",
         "num_retries",
     )  # fmt: skip
 
@@ -38,7 +38,7 @@ class Places:
             whose.setdefault(endpoint_id, models[place] if models else "")
         self._order, self._models = tuple(whose), tuple(whose.values())
         self._model = ""  # whose endpoints are being tried
-        self._num_failed = 0  # of them
+        self._num_retried = 0  # of them
         self._next_idx = 0
         self._retries_max = retries_max
         self._may_retry = may_retry
@@ -57,17 +57,13 @@ class Places:
         """The endpoint whose turn it is."""
         endpoint_id, model = self._order[self._next_idx], self._models[self._next_idx]
         if model != self._model:
-            self._model, self._num_failed = model, 0
+            self._model, self._num_retried = model, 0
         self._next_idx += 1
         return endpoint_id
 
-    def note_failure(self) -> None:
-        """One of the model's endpoints has failed."""
-        self._num_failed += 1
-
     def retry(self, failure: FailureClass) -> bool:
         """
-        Whether the next may be tried after this failure, which was noted; pays for it then.
+        Whether the next may be tried after this failure; pays for it then.
 
         At this model's endpoints while it has retries, else at the next model's.
         """
@@ -75,7 +71,7 @@ class Places:
         if not may_stay and failure not in _OTHER_MODEL_MAY:
             return False
         idx, num = self._next_idx, len(self._order)
-        if not may_stay or self._num_failed > self._retries_max:
+        if not may_stay or self._num_retried >= self._retries_max:
             while idx < num and self._models[idx] == self._model:
                 idx += 1
         if idx >= num:
@@ -83,23 +79,25 @@ class Places:
         # A 429 costs nobody work, and its endpoint is left alone from now on: no retry storm.
         if failure is not FailureClass.RATE_LIMITED and not self._may_retry():
             return False
-        self._next_idx = idx
-        self.num_retries += 1
+        self._go_on_at(idx)
         return True
 
     def rescue(self, among: Collection[str] | None = None) -> bool:
         """
-        Whether another endpoint of the same model may be tried instead of one that is still at
-        work; pays for it then. `among`: only these would do.
+        Whether another endpoint of the same model may be tried for what one has begun; pays for it
+        then. `among`: only these would do.
         """
         idx, num = self._next_idx, len(self._order)
         while idx < num and among is not None and self._order[idx] not in among:
             idx += 1
         if idx >= num or self._models[idx] != self._model:
             return False
-        if self._num_failed >= self._retries_max or not self._may_retry():
+        if self._num_retried >= self._retries_max or not self._may_retry():
             return False
-        self._next_idx = idx
-        self._num_failed += 1
-        self.num_retries += 1
+        self._go_on_at(idx)
         return True
+
+    def _go_on_at(self, idx: int) -> None:
+        self._next_idx = idx
+        self._num_retried += 1
+        self.num_retries += 1

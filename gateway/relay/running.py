@@ -27,7 +27,6 @@ class Running:
         "has_only_text",
         "has_shown",
         "hedge_at",
-        "held_until",
         "idle_at",
         "idle_s",
         "is_relieved",
@@ -54,7 +53,6 @@ class Running:
         self.has_only_text = True  # and nothing else
         self.is_relieved = False  # too slow: another runs beside it, what comes is kept back
         self.floor: DecodeFloor | None = None
-        self.held_until = 0.0  # reasoning is kept back until then
         self.first_token_at: float | None = None
         self.idle_at: float | None = None
         self.content_at: float | None = None

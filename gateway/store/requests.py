@@ -28,6 +28,7 @@ class StoredView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     live: dict[str, EndpointLive] = {}
     output_tokens_expected: float = 200.0
     output_tokens_n: float = 0.0
+    output_tokens_longest: float = 0.0
     exploration_credits: float = 0.0
 
 
@@ -71,6 +72,7 @@ def stored_view(view: FleetView) -> StoredView:
         live=view.live,
         output_tokens_expected=view.output_tokens_expected,
         output_tokens_n=view.output_tokens_n,
+        output_tokens_longest=view.output_tokens_longest,
         exploration_credits=view.exploration_credits,
     )
 
@@ -84,6 +86,7 @@ def view_of(row: RequestRow, snapshot: FleetSnapshot) -> FleetView:
         live=kept.live,
         output_tokens_expected=kept.output_tokens_expected,
         output_tokens_n=kept.output_tokens_n,
+        output_tokens_longest=kept.output_tokens_longest,
         exploration_credits=kept.exploration_credits,
     )
 

@@ -16,6 +16,7 @@ from kernels.native.attention import AttentionKernels
 from kernels.native.dense import DenseKernel
 from kernels.native.library import Library
 from kernels.native.linear import Int8Kernels
+from kernels.native.markov import MarkovKernel
 from kernels.native.program import capture
 from kernels.native.rows import RowKernels
 from kernels.native.sampling import SampleKernel
@@ -60,6 +61,7 @@ def _ops(library: Library) -> Mapping[str, Callable[..., Any]]:
         "linear_int8": int8.linear_int8,
         "pack_int8": int8.pack_int8,
         "sample": SampleKernel(library).sample,
+        "markov_pick": MarkovKernel(library, int8).markov_pick,
         "capture": partial(capture, library),
     }
 

@@ -27,6 +27,7 @@ def check(ops: Ops) -> None:
         _rope_kv_write,
         _paged_attention,
         _sample,
+        _markov_pick,
     ):
         case(ops)
 
@@ -110,3 +111,14 @@ def _sample(ops: Ops) -> None:
     most = torch.full((5,), 0.7, dtype=torch.float64)
     likely = ops["sample"](logits, uniforms, temperature=temperature, top_p=most)
     _expect("sample", likely, [0.0, 0.0, 1.0, 0.0, 0.0])
+
+
+def _markov_pick(ops: Ops) -> None:
+    # Token 2 pushes to draft 0, which is token 1; that one pushes to draft 1, which is token 2.
+    weight = ops["pack_int8"](torch.tensor([[127.0, 0.0], [0.0, 127.0], [1.0, 1.0]]))
+    table = torch.tensor([[0.0, 0.0], [0.0, 127.0], [127.0, 0.0]])
+    logits = torch.zeros(1, 3, 3)
+    logits[0, 2, 2] = 2e4
+    offsets = torch.tensor([1, 1, -2])
+    got = ops["markov_pick"](logits, torch.tensor([2]), table, weight, offsets=offsets)
+    _expect("markov_pick", got, [1.0, 2.0, 0.0])

@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lr_rope_kv_write": _OP,
     "lr_paged_attention": _OP,
     "lr_sample": _OP,
+    "lr_markov_pick": _OP,
     "lr_run_program": (c_int32, (c_char_p, c_int64)),
 }
 

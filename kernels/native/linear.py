@@ -94,9 +94,7 @@ class Int8Kernels:
         the same alone or among others, to the bit. (The reference has one scale a row and a second
         digit instead: as close to float32, but for twice the products.)
         """
-        packed = weight.packed
-        if type(packed) is not PackedInt8:
-            packed = self._packed_now(weight)
+        packed = self.packed_of(weight)
         rows, k = x.shape
         if out is None:
             out = torch.empty((rows, packed.n), dtype=x.dtype)
@@ -130,8 +128,10 @@ class Int8Kernels:
             raise MemoryError(f"no memory for {rows} quantized rows of {k}")
         return out
 
-    def _packed_now(self, weight: Int8Weight) -> PackedInt8:
-        """For a weight that another implementation made; each call pays for it again."""
+    def packed_of(self, weight: Int8Weight) -> PackedInt8:
+        """A weight that another implementation made is packed now, by each call again."""
+        if type(weight.packed) is PackedInt8:
+            return weight.packed
         n, k = weight.qweight.shape
         packed = PackedInt8(n, k, self._panel)
         whole = Int8Weight(weight.qweight.contiguous(), weight.scale)

@@ -11,18 +11,22 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.native.library import Library, Tape
 
 _ALIGNMENT = 8
+_ALLOCATIONS = frozenset((torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default))
 
 
 def capture(library: Library, work: Callable[[], None]) -> Callable[[], bool] | None:
     """Does the work, and gives a function that does it again on the same memory.
 
     That function returns False where an op fails; the work itself then says why. None: torch took
-    part in the work (an op that is not native, a copy), which cannot be repeated from here.
+    part in the work (an op that is not native, a copy), which cannot be repeated from here. Empty
+    memory that the work asks for is not given back: each repetition uses it again.
     """
     tape, torch_work = Tape(), _TorchWork()
     with library.recording:
@@ -34,13 +38,16 @@ def capture(library: Library, work: Callable[[], None]) -> Callable[[], bool] | 
             library.tape = None
     if torch_work.is_seen:
         return None
-    return Program(library, tape.calls).run
+    return Program(library, tape.calls, torch_work.memory).run
 
 
 class Program:
-    """`calls`: the address of an op and the struct that it takes."""
+    """`calls`: the address of an op and the struct that it takes. `memory`: what they write to."""
 
-    def __init__(self, library: Library, calls: Sequence[tuple[int, bytes]]) -> None:
+    def __init__(
+        self, library: Library, calls: Sequence[tuple[int, bytes]], memory: Sequence[Tensor] = ()
+    ) -> None:
+        self._memory = memory
         self._run = library.long("lr_run_program")
         offsets, size = [], 0
         for _, call in calls:
@@ -61,11 +68,12 @@ class Program:
 
 
 class _TorchWork(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Notes whether torch computed anything; views do not count."""
+    """Notes whether torch computed anything; views do not count, and empty memory is kept."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.is_seen = False
+        self.memory: list[Tensor] = []
 
     def __torch_dispatch__(
         self,
@@ -74,6 +82,9 @@ class _TorchWork(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if not func.is_view:
+        made = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            self.memory.append(made)
+        elif not func.is_view:
             self.is_seen = True
-        return func(*args, **(kwargs or {}))
+        return made

@@ -39,7 +39,7 @@ def proposer_of(
     if isinstance(head, Eagle3Head):
         return Eagle3Proposer(head, target.model, config, ops)
     if isinstance(head, DSparkHead):
-        return DSparkProposer(head, target.model, config, ops)
+        return DSparkProposer(head, target.model, config, ops, is_confidence_told=True)
     assert isinstance(head, DFlashHead)
     return DFlashProposer(head, target.model, config, ops)
 

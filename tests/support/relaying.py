@@ -165,13 +165,17 @@ async def relay_world(
     *scripts: Script,
     apis: Sequence[str] = (),
     policy: str = "",
+    endpoint: str = "",
     budget_nanos: int | None = None,
     limits: RelayLimits | None = None,
 ) -> AsyncIterator[World]:
-    """One scripted server a script, as providers a, b, c… of the public model `chat`."""
+    """One scripted server a script, as providers a, b, c… of the public model `chat`.
+
+    `endpoint`: what more every endpoint says of itself, as the policy writes it.
+    """
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(scripted_server(one)) for one in scripts]
-        loaded = load_policy(_policy_text(servers, apis, policy), environ=None)
+        loaded = load_policy(_policy_text(servers, apis, policy, endpoint), environ=None)
         found = await stack.enter_async_context(bench(home))
         budget_ids: tuple[str, ...] = ()
         if budget_nanos is not None:
@@ -205,7 +209,9 @@ async def relay_world(
         yield World(servers, loaded, fleet, ledger, relay, found, budget_ids)
 
 
-def _policy_text(servers: Sequence[ScriptedServer], apis: Sequence[str], more: str) -> bytes:
+def _policy_text(
+    servers: Sequence[ScriptedServer], apis: Sequence[str], more: str, endpoint: str
+) -> bytes:
     lines = ["version: 1", "providers:"]
     for idx, server in enumerate(servers):
         api = apis[idx] if idx < len(apis) else "openai"
@@ -220,7 +226,7 @@ def _policy_text(servers: Sequence[ScriptedServer], apis: Sequence[str], more: s
     for idx in range(len(servers)):
         lines.append(
             f"    - {{provider: {'abcdef'[idx]}, model: m, canonical: m, quantisation: fp8, "
-            "price: {input: 1, output: 2}}"
+            f"price: {{input: 1, output: 2}}{endpoint and ', ' + endpoint}}}"
         )
     return ("\n".join(lines) + "\n" + more).encode()
 

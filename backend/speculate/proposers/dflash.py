@@ -14,7 +14,8 @@ from torch import Tensor
 from backend.config import EngineConfig
 from backend.errors import SetupError
 from backend.models.interface import CausalModel
-from backend.speculate.draft_cache import View
+from backend.speculate.captured_rounds import CapturedRounds, RoundInputs
+from backend.speculate.draft_cache import Places, View
 from backend.speculate.feature_proposer import FeatureProposer, configured_head
 from backend.speculate.heads.dflash import DFlashHead
 from backend.speculate.heads.dspark import DSparkHead
@@ -35,39 +36,39 @@ class DFlashProposer(FeatureProposer):
         )
         self._config = head.config
         self._hidden_norm = self._packer.norm(head.hidden_norm)
-        attentions = [layer.self_attn for layer in head.draft_layers]
-        weights = [(each.k_proj.weight, each.v_proj.weight) for each in attentions]
-        # Keys and values of all layers read the same states: one product.
-        self._context = self._packer.linear(*(weight for pair in weights for weight in pair))
+        self._context = [
+            self._packer.linear(each.self_attn.k_proj.weight, each.self_attn.v_proj.weight)
+            for each in head.draft_layers
+        ]
         shape = head.config.shape
         self._width = 2 * shape.num_kv_heads * shape.head_dim
+        self._rounds = CapturedRounds(self._packer.ops, self._run)
 
     def _drafts(self, given: ProposeInput, view: View, features: Tensor) -> Proposal | None:
-        self._write_context(given, view, features)
-        if given.num_drafts == 0:
-            return None
-        return self._chosen(given, view, self._block(given, view))
-
-    def _write_context(self, given: ProposeInput, view: View, features: Tensor) -> None:
         num_rows = features.shape[0] // given.slots.shape[0]
         num_fresh = given.num_fresh.clamp(1, num_rows)
-        places = view.places(given.lengths - 1 - num_fresh, num_rows, num_fresh)
-        states = self._hidden_norm(self._head.fuse(features))
-        layers, cache = self._head.layers, self.cache
-        heads = projected(self._context, states, self._width * len(layers))
-        for index, layer in enumerate(layers):
-            part = heads[:, index * self._width : (index + 1) * self._width].contiguous()
-            layer.write(part, places, cache.keys[index], cache.values[index])
+        first = given.lengths - 1 - num_fresh
+        context = view.places(first, num_rows, num_fresh)
+        if given.num_drafts == 0:
+            self._write_context(features, context)
+            return None
+        inputs = RoundInputs(features, context, *self._block(given, view))
+        # A piece of a prompt is of a length that seldom comes again.
+        run = self._rounds.run if given.start is None else self._run
+        states = run(inputs).view(given.slots.shape[0], inputs.block.query_len, -1)
+        return self._chosen(given, view, states[:, -given.num_drafts :].contiguous())
 
-    def _block(self, given: ProposeInput, view: View) -> Tensor:
-        """Normed states [S, N, H] of the rows that draft."""
-        num_sequences = given.slots.shape[0]
+    def _block(self, given: ProposeInput, view: View) -> tuple[Tensor, Places]:
+        """The newest token and masks, embedded [S R, H], and where they stand."""
         num_rows = given.num_drafts + (not self._config.samples_from_anchor)
-        shape = (num_sequences, num_rows)
-        ids = given.slots.new_full(shape, self._config.mask_token_id)
+        ids = given.slots.new_full((given.slots.shape[0], num_rows), self._config.mask_token_id)
         ids[:, 0].copy_(given.last_tokens)
-        places = view.places(given.lengths - 1, num_rows)
-        residual, delta = self._head.embed(ids.flatten()), None
+        return self._head.embed(ids.flatten()), view.places(given.lengths - 1, num_rows)
+
+    def _run(self, given: RoundInputs) -> Tensor:
+        """Normed states [S R, H] of the block's rows, by ops alone."""
+        self._write_context(given.features, given.context)
+        places, residual, delta = given.block, given.residual, None
         for index, layer in enumerate(self._head.layers):
             keys, values = self.cache.keys[index], self.cache.values[index]
             if delta is None:
@@ -79,12 +80,20 @@ class DFlashProposer(FeatureProposer):
             attended = layer.attend(queries, places, keys, values, mask)
             residual, delta = layer.finish(residual, attended)
         assert delta is not None, "a head has a layer"
-        states = self._head.norm.added(delta, residual)[0]
-        return states.view(*shape, -1)[:, num_rows - given.num_drafts :].contiguous()
+        return self._head.norm.added(delta, residual)[0]
+
+    def _write_context(self, features: Tensor, places: Places) -> None:
+        states = self._hidden_norm(self._head.fuse(features))
+        for index, layer in enumerate(self._head.layers):
+            heads = projected(self._context[index], states, self._width)
+            layer.write(heads, places, self.cache.keys[index], self.cache.values[index])
 
     def _chosen(self, given: ProposeInput, view: View, states: Tensor) -> Proposal:
-        """Every slot for itself."""
+        """Every slot for itself; `states` [S, N, H] of the rows that draft."""
         logits = self._head.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
+        if given.temperatures is None:
+            ids = self._head.target_ids(logits.argmax(-1))
+            return Proposal(ids, self._num_valid(given, view))
         tokens: list[Tensor] = []
         probs: list[Tensor | None] = []
         for slot in range(given.num_drafts):

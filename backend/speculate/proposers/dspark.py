@@ -32,8 +32,10 @@ class DSparkProposer(DFlashProposer):
         ops: Ops | None = None,
         *,
         survival_min: float = 0.0,
+        is_confidence_told: bool = False,
     ) -> None:
         """`survival_min`: no draft whose chance to be reached and accepted is estimated lower.
+        `is_confidence_told`: proposals say what is estimated, even where nothing is left out.
 
         Whether a draft is kept depends on those before it alone, so no choice is biased by it.
         """
@@ -43,32 +45,54 @@ class DSparkProposer(DFlashProposer):
         self._reads_markov = head.config.reads_markov
         self._markov = packer.module(head.markov_head)
         self._confidence = packer.module(head.confidence_head)
-        self._w2 = None
+        self._is_confidence_used = is_confidence_told or survival_min > 0.0
+        self._w2 = self._w2_int8 = None
         if head.markov_head is not None:
             self._w2 = packer.linear(head.markov_head.markov_w2.weight)
+            if head.config.markov_kind == "vanilla":
+                self._w2_int8 = packer.int8_for("markov_pick", head.markov_head.markov_w2.weight)
 
     def _chosen(self, given: ProposeInput, view: View, states: Tensor) -> Proposal:
         """Slot after slot, each with what was chosen before it."""
         logits = self._head.logits(states.flatten(0, 1)).view(*states.shape[:2], -1)
+        proposal = self._best(given, view, logits)
+        if proposal is None:
+            proposal = self._one_by_one(given, view, states, logits)
+        if self._confidence is None or not self._is_confidence_used:
+            return proposal
+        before = torch.cat((given.last_tokens.unsqueeze(1), proposal.token_ids[:, :-1]), 1)
+        return self._limited(proposal, self._confidences(states, before))
+
+    def _best(self, given: ProposeInput, view: View, logits: Tensor) -> Proposal | None:
+        """All slots in one call; None where there is none for this head, or drafts are drawn."""
+        if self._markov is None or self._w2_int8 is None or given.temperatures is not None:
+            return None
+        tokens = self._packer.ops.markov_pick(
+            logits,
+            given.last_tokens,
+            self._markov.markov_w1.weight,
+            self._w2_int8,
+            offsets=self._head.offsets,
+        )
+        return Proposal(tokens, self._num_valid(given, view))
+
+    def _one_by_one(
+        self, given: ProposeInput, view: View, states: Tensor, logits: Tensor
+    ) -> Proposal:
         previous = given.last_tokens
         memory = None if self._markov is None else self._markov.start(states[:, 0])
         tokens: list[Tensor] = []
         probs: list[Tensor | None] = []
-        befores: list[Tensor] = []
         for slot in range(given.num_drafts):
             row = logits[:, slot]
             if self._markov is not None and self._w2 is not None and memory is not None:
                 latent, memory = self._markov.latent(previous, states[:, slot], memory)
                 row = row + projected(self._w2, latent, row.shape[1], torch.float32)
             draft_ids, drawn_from = self._picker.pick(row, given.temperatures)
-            befores.append(previous)
             previous = self._head.target_ids(draft_ids)
             tokens.append(previous)
             probs.append(drawn_from)
-        proposal = self._proposal(given, view, tokens, probs)
-        if self._confidence is None:
-            return proposal
-        return self._limited(proposal, self._confidences(states, torch.stack(befores, 1)))
+        return self._proposal(given, view, tokens, probs)
 
     def _confidences(self, states: Tensor, previous: Tensor) -> Tensor:
         """[S, N]: how likely each draft is accepted if those before it are."""

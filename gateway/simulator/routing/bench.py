@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.baselines.registry import BASELINES
 from gateway.simulator.routing.calibrating import with_calibration
 from gateway.simulator.routing.episode import RouterFactory, play
@@ -20,7 +21,7 @@ from gateway.simulator.routing.measures import Figures, figures_of
 from gateway.simulator.routing.ours import PREFERENCES, OurRouter
 from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.workloads.registry import workload
-from gateway.simulator.routing.worlds import NUM_ENDPOINTS, WORLDS, make_world
+from gateway.simulator.routing.worlds import NAMES, NUM_ENDPOINTS, WORLDS, make_world
 from gateway.stats.bootstrap import bootstrap_interval
 from gateway.stats.intervals import Measured
 
@@ -42,6 +43,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     stale_s: float | None = None
     workload: str = "azure-conversation"
+    deadline_s: float | None = None  # of every request; None = as the workload has it
 
     @property
     def name(self) -> str:
@@ -49,6 +51,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_replicas > 1:
             late = "alone" if self.stale_s is None else f"{self.stale_s:g} s stale"
             parts.append(f"{self.num_replicas} replicas {late}")
+        if self.deadline_s is not None:
+            parts.append(f"{self.deadline_s:g} s to do it in")
         if self.workload != "azure-conversation":
             parts.append(self.workload)
         return ", ".join(parts)
@@ -110,6 +114,8 @@ def run_task(task: Task) -> Played:
     load = workload(
         cell.workload, seed=task.seed, duration_s=task.duration_s, load=cell.load, traces_dir=traces
     )
+    if cell.deadline_s is not None:
+        load = _with_deadline(load, cell.deadline_s)
     world = make_world(
         cell.world, seed=task.seed, duration_s=task.duration_s, num_endpoints=cell.num_endpoints
     )
@@ -126,6 +132,13 @@ def run_task(task: Task) -> Played:
         figures[name] = with_calibration(figures_of(episode.served, world, load), episode.routers)
         digests[name] = episode.digest
     return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
+
+
+def _with_deadline(load: Workload, deadline_s: float) -> Workload:
+    arrivals = tuple(
+        msgspec.structs.replace(arrival, deadline_s=deadline_s) for arrival in load.arrivals
+    )
+    return msgspec.structs.replace(load, arrivals=arrivals)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,16 +246,29 @@ def _means(figures: Sequence[Figures]) -> dict[str, float | None]:
     return means
 
 
-def cells_of(worlds: Sequence[str], loads: Sequence[float], endpoints: Sequence[int]) -> list[Cell]:
+def cells_of(
+    worlds: Sequence[str],
+    loads: Sequence[float],
+    endpoints: Sequence[int],
+    *,
+    num_replicas: int = 1,
+    stale_s: float | None = None,
+    deadline_s: float | None = None,
+) -> list[Cell]:
     """Every combination; the caching world plays Mooncake's prefixes. Raises ValueError."""
     unknown = [world for world in worlds if world not in WORLDS]
     if unknown:
         raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
+    if wrong := [num for num in endpoints if not 2 <= num <= len(NAMES)]:
+        raise ValueError(f"a world has 2 to {len(NAMES)} endpoints, not {wrong[0]}")
     return [
         Cell(
             world=world,
             load=load,
             num_endpoints=num,
+            num_replicas=num_replicas,
+            stale_s=stale_s,
+            deadline_s=deadline_s,
             workload="mooncake-conversation" if world == "caching" else "azure-conversation",
         )
         for world in worlds

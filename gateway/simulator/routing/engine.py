@@ -51,7 +51,9 @@ class _Attempt:
 
     __slots__ = ("fate", "is_over", "outcome", "place", "place_idx")
 
-    def __init__(self, place: Place, place_idx: int, fate: Foreseen, outcome: AttemptOutcome):
+    def __init__(
+        self, place: Place, place_idx: int, fate: Foreseen, outcome: AttemptOutcome
+    ) -> None:
         self.place = place
         self.place_idx = place_idx
         self.fate = fate

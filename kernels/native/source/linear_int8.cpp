@@ -4,6 +4,8 @@
 // The sums of a group are int32 and exact, and the groups are added in their order, two roundings
 // each: a row's result depends on nothing but the row, not on the tile it falls into, the other
 // rows, the threads or the instruction set.
+#include "linear_int8.h"
+
 #include "pool.h"
 #include "simd.h"
 #include "values.h"
@@ -70,28 +72,6 @@ struct Quantized {
   Group* groups;   // [rows][num_groups]
   int64_t stride, num_groups;
 };
-
-}  // namespace
-
-// As Python's ctypes structure has it. Arrays are padded to whole panels.
-struct Int8Weight {
-  const int8_t* packed;  // [panels][k_padded / 4][kPanel][4], kOffset added to each
-  const float* scales;   // [panels * kPanel]
-  int64_t n;
-  int64_t k;
-};
-
-// As Python packs it. Kinds are lr::Kind, strides count elements.
-struct Int8Call {
-  const Int8Weight* weight;
-  const void* x;      // [rows, k]
-  const float* bias;  // [n] or null
-  void* out;          // [rows, n]
-  int64_t rows, x_stride, out_stride;
-  int32_t x_kind, out_kind;
-};
-
-namespace {
 
 // Whole numbers near zero → their low bytes.
 LR_INLINE void store_bytes(int8_t* to, Ints whole) {

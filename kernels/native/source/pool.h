@@ -33,6 +33,8 @@ enum ScratchSlot : int {
   kPartials,
   kWeights,
   kCandidates,
+  kLatents,
+  kBiases,
   kNumSlots
 };
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "largest.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -27,7 +28,6 @@ constexpr double kFaintest = -64.0;            // exp of it is far below half a 
 constexpr int kNumBins = 1024;
 constexpr int kBanks = 4;  // neighbours seldom wait for each other's sum
 constexpr float kBinnedSpan = 32.0f;  // in units of the temperature; behind it all weights are 0
-constexpr int64_t kBlock = 512;
 
 LR_INLINE Doubles doubles(double value) { return value - Doubles{}; }
 
@@ -59,29 +59,6 @@ LR_INLINE Longs weight_of(Doubles x) {
   LongWords power = ((LongWords)shifted << 52) + ((uint64_t)1023 << 52);
   Doubles scaled = sum * (Doubles)power * doubles(kOne);
   return (Longs)((LongWords)(scaled + doubles(kRound)) - (LongWords)doubles(kRound));
-}
-
-// The largest number; those that are none are passed over.
-float largest(const float* x, int64_t count) {
-  Floats best[2] = {splat(-INFINITY), splat(-INFINITY)};
-  int64_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes)
-    for (int j = 0; j < 2; ++j) best[j] = larger(load<Floats>(x + i + j * kLanes), best[j]);
-  float result = max_of(larger(best[0], best[1]));
-  for (; i < count; ++i)
-    if (x[i] > result) result = x[i];
-  return result;
-}
-
-int64_t first_equal(const float* x, int64_t count, float wanted) {
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    int64_t end = std::min(begin + kBlock, count);
-    int found = 0;
-    for (int64_t i = begin; i < end; ++i) found |= x[i] == wanted;
-    for (int64_t i = begin; found && i < end; ++i)
-      if (x[i] == wanted) return i;
-  }
-  return 0;
 }
 
 int64_t sum_of_weights(const int64_t* weights, int64_t count) {

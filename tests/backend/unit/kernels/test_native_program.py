@@ -122,3 +122,22 @@ def test_what_another_thread_does_meanwhile_is_not_recorded() -> None:
     assert repeat()
     assert out.any()
     assert not theirs.any()
+
+
+def test_memory_that_the_work_asks_for_is_used_again() -> None:
+    x, results = torch.tensor([[3.0, 4.0]]), []
+
+    def work() -> None:
+        normed = native_ops()["rms_norm"](x, WEIGHT, eps=0.0)[0]
+        results.append(native_ops()["gated_mul"](normed))
+
+    repeat = captured(work)
+    taken = [torch.full((1, size), 7.0) for size in (1, 2) for _ in range(50)]
+    x.copy_(torch.tensor([[-1.0, 2.0]]))
+    normed = native_ops()["rms_norm"](x, WEIGHT, eps=0.0)[0]
+
+    assert repeat is not None
+    assert repeat()
+    assert torch.equal(results[0], native_ops()["gated_mul"](normed))
+    # What was between lay in memory that nobody was given meanwhile.
+    assert all((each == 7.0).all() for each in taken)

@@ -94,6 +94,10 @@ def _given() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "gated_mul": ((torch.randn(2, 8),), {"activation": "gelu_tanh"}),
         "linear_dense": ((torch.randn(3, 16), torch.randn(8, 16)), {"bias": torch.randn(8)}),
         "linear_int8": ((torch.randn(3, 16), quantize_int8(torch.randn(8, 16))), {}),
+        "markov_pick": (
+            (logits, torch.tensor([3, 1]), torch.randn(16, 16), quantize_int8(torch.randn(16, 16))),
+            {"offsets": torch.zeros(16, dtype=torch.long)},
+        ),
         "row_stats": ((logits[0, :2],), {"temperature": hot}),
         "sample": (
             (logits[:, 0], torch.rand(2)),

@@ -180,7 +180,7 @@ def output_without_residual(proposer: Any) -> None:
 
 def offsets_as_ids(proposer: Any) -> None:
     size = proposer._head.draft_vocab_size
-    proposer._head._offsets = proposer._head._offsets - torch.arange(size)
+    proposer._head.offsets = proposer._head.offsets - torch.arange(size)
 
 
 def first_pieces_unseen(proposer: Any) -> None:

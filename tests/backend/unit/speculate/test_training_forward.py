@@ -65,8 +65,19 @@ class Served:
             return pick(logits, *rest)
 
         proposer._picker.pick = noting  # type: ignore[method-assign] # only listens
+        # A block whose slots are each for itself is chosen from all its rows at once.
+        of_rows = proposer._head.logits
+        block: list[Tensor] = []
+
+        def noting_rows(states_of_rows: Tensor) -> Tensor:
+            found = of_rows(states_of_rows)
+            block[:] = [row.clone() for row in found]
+            return found
+
+        setattr(proposer._head, "logits", noting_rows)  # noqa: B010 - only listens
         rounds = Rounds(proposer, states, NUM_DRAFTS)
         rounds.admit(1, rounds.prompt(14), pieces=[6, 8])
+        self.logits = self.logits or block
         self.anchor = 14
         self.text = [*rounds.running[1].tokens, *rounds.running[1].drafts]
         of_text = states.of(self.text)

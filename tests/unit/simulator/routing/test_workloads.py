@@ -149,6 +149,7 @@ def test_multi_turn_has_mooncakes_lengths_and_reuse(traces_dir: Path | None) -> 
     assert np.mean([each.requests_per_s for each in found]) == pytest.approx(3.4, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traces_dir", TRACES_DIRS)
 @pytest.mark.parametrize("name", ["azure-conversation", "mooncake-conversation"])
 def test_load_is_that_many_processes_not_requests_repeated(

@@ -1,0 +1,151 @@
+"""`looprouter bench …`: measure the router against others, in seeded worlds."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from gateway.cli.support import print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gateway.simulator.routing.bench import CellResult, Played, Task
+
+MAIN_WORLDS = "drift,regime,outage"
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.group()
+def bench() -> None:
+    """Measure; print what was found, wins and losses."""
+
+
+@bench.command()
+@click.option("--worlds", default=MAIN_WORLDS, show_default=True, help="Comma-separated, or `all`.")
+@click.option("--loads", default="1,3", show_default=True, help="Times the traffic's own rate.")
+@click.option("--endpoints", default="6", show_default=True, help="How many, 2 to 8.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 64))
+@click.option("--stale", default=None, type=click.FloatRange(0, 60), help="Seconds; absent: alone.")
+@click.option(
+    "--deadline", default=None, type=click.FloatRange(1), help="Seconds, of each request."
+)
+@click.option("--seeds", default=20, show_default=True, type=click.IntRange(1, 1_000))
+@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(1, 240))
+@click.option("--routers", default="all", show_default=True, help="Comma-separated.")
+@click.option("--traces", type=DIRECTORY, help="Public traces; absent: generated traffic.")
+@click.option("--jobs", default=0, help="Processes; 0: one a core.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for report, JSON and plots.")
+def router(
+    *,
+    worlds: str,
+    loads: str,
+    endpoints: str,
+    replicas: int,
+    stale: float | None,
+    deadline: float | None,
+    seeds: int,
+    minutes: float,
+    routers: str,
+    traces: Path | None,
+    jobs: int,
+    out: Path | None,
+) -> None:
+    """Race this router against others' documented rules; print regret, cost and intervals."""
+    from gateway.simulator.routing.bench import Task, cells_of, factory_of, router_names, summarise
+    from gateway.simulator.routing.worlds import WORLDS
+
+    try:
+        cells = cells_of(
+            tuple(WORLDS) if worlds == "all" else _words(worlds),
+            [float(word) for word in _words(loads)],
+            [int(word) for word in _words(endpoints)],
+            num_replicas=replicas,
+            stale_s=stale,
+            deadline_s=deadline,
+        )
+        names = router_names() if routers == "all" else _words(routers)
+        for name in names:
+            factory_of(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    tasks = [
+        Task(
+            cell=cell,
+            seed=seed,
+            duration_s=minutes * 60.0,
+            routers=tuple(names),
+            traces_dir=str(traces) if traces is not None else "",
+        )
+        for cell in cells
+        for seed in range(1, seeds + 1)
+    ]
+    results = summarise(list(_played(tasks, jobs or os.cpu_count() or 1)))
+    for result in results:
+        _show(result)
+    if out is not None:
+        _write(results, out, minutes * 60.0)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _played(tasks: Sequence[Task], jobs: int) -> Iterable[Played]:
+    """Each task in a process of its own kind; one that fails ends the whole with its error."""
+    from gateway.simulator.routing.bench import run_task
+
+    if jobs == 1:
+        yield from map(run_task, tasks)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for number, played in enumerate(pool.map(run_task, tasks), 1):
+            if sys.stderr.isatty():
+                click.echo(f"\r{number} of {len(tasks)} runs", nl=number == len(tasks), err=True)
+            yield played
+
+
+def _show(result: CellResult) -> None:
+    click.echo(f"\n{result.cell.name} ({result.workload}, {len(result.seeds)} seeds)")
+    rows = []
+    for name in sorted(result.means, key=lambda each: result.means[each]["p95_s"] or 0.0):
+        means, regret = result.means[name], result.regrets.get(name, {})
+        rows.append(
+            (
+                name,
+                f"{means['p50_s']:.2f}",
+                f"{means['p95_s']:.2f}",
+                _ratio(regret.get("p50_s")),
+                _ratio(regret.get("p95_s")),
+                f"{means['usd']:.2f}",
+                f"{means['failed_share']:.2%}",
+                f"{means['explored_share']:.2%}",
+            )
+        )
+    print_table(
+        rows, ("router", "p50 s", "p95 s", "p50 regret", "p95 regret", "$", "failed", "explored")
+    )
+
+
+def _ratio(found: tuple[float, float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.2f}x [{found[1]:.2f}, {found[2]:.2f}]"
+
+
+def _write(results: Sequence[CellResult], out: Path, duration_s: float) -> None:
+    from gateway.simulator.routing.plots import plots
+    from gateway.simulator.routing.report import as_json, as_markdown, losses
+
+    out.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["looprouter", *sys.argv[1:]])
+    (out / "report.md").write_text(as_markdown(results, command, duration_s), encoding="utf-8")
+    (out / "report.json").write_bytes(as_json(results))
+    for name, svg in plots(results).items():
+        (out / name).write_text(svg, encoding="utf-8")
+    click.echo(f"\nwritten to {out}; worse than a rival in {len(losses(results))} figures")

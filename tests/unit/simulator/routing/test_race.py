@@ -1,0 +1,166 @@
+"""The race: what this router must keep to, on few seeds and with bounds far from the mark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import cli
+from gateway.simulator.routing.bench import Cell, Played, Task, cells_of, run_task, summarise
+from gateway.simulator.routing.measures import Figures
+from gateway.simulator.routing.plots import regret_plot
+from gateway.simulator.routing.report import as_json, as_markdown, losses
+
+RIVALS = ("litellm_lowest_latency", "sort_throughput", "clairvoyant_greedy")
+
+
+def _figures(cell: Cell, router: str = "fastest", seed: int = 1, minutes: float = 6.0) -> Figures:
+    task = Task(cell=cell, seed=seed, duration_s=minutes * 60.0, routers=(router,))
+    return run_task(task).figures[router]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["drift", "regime", "outage"])
+def test_it_is_near_the_clairvoyant_and_before_the_rivals(world: str) -> None:
+    played = [
+        run_task(
+            Task(cell=Cell(world=world), seed=seed, duration_s=300.0, routers=("fastest", *RIVALS))
+        )
+        for seed in (1, 2)
+    ]
+    (result,) = summarise(played)
+    regret = {name: bounds["p95_s"][0] for name, bounds in result.regrets.items()}
+    assert regret["fastest"] < 1.8
+    assert regret["fastest"] <= 1.1 * min(
+        regret["litellm_lowest_latency"], regret["sort_throughput"]
+    )
+
+
+def test_a_dead_endpoint_is_left_at_once_and_a_hanging_one_soon() -> None:
+    dead, hung = _figures(Cell(world="dies-error")), _figures(Cell(world="dies-hang"))
+    assert dead.leave_s is not None
+    assert dead.leave_s < 10.0
+    assert hung.leave_s is not None
+    assert hung.leave_s < 20.0
+    assert (dead.event_share or 0.0) < 0.05
+    assert (hung.event_share or 0.0) < 0.05
+
+
+def test_a_newcomer_is_taken_up_within_a_small_budget() -> None:
+    found = _figures(Cell(world="newcomer"))
+    assert found.adopt_s is not None
+    assert found.adopt_s < 120.0
+    assert found.explored_share <= 0.021
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_became_fast_unseen_is_found() -> None:
+    found = _figures(Cell(world="improves"), seed=2, minutes=16.0)
+    assert found.adopt_s is not None
+    assert found.explored_share <= 0.021
+
+
+def test_limits_a_minute_are_kept_to() -> None:
+    assert _figures(Cell(world="limits")).failed_share < 0.02
+
+
+def test_prefixes_go_where_they_are_cached_and_the_load_stays_even() -> None:
+    found = _figures(Cell(world="caching", workload="mooncake-conversation"), minutes=10.0)
+    assert found.cached_of_ideal is not None
+    assert found.cached_of_ideal > 0.75
+    assert found.load_over_fair < 1.4
+
+
+@pytest.mark.slow
+def test_replicas_that_share_do_hardly_worse_than_one() -> None:
+    one = _figures(Cell(world="drift"))
+    many = _figures(Cell(world="drift", num_replicas=8, stale_s=5.0))
+    assert many.p95_s < 1.4 * one.p95_s
+
+
+def test_figures_are_a_means_of_seeds_and_intervals_belong_to_pairs() -> None:
+    cell = Cell(world="calm")
+    rows = [_row(cell, seed, ours, 2.0) for seed, ours in enumerate((1.0, 1.1, 0.9), 1)]
+    (result,) = summarise(rows)
+    assert result.means["fastest"]["p95_s"] == pytest.approx(1.0)
+    [found] = [
+        each
+        for each in result.comparisons
+        if (each.router, each.other, each.figure) == ("fastest", "round_robin", "p95_s")
+    ]
+    assert found.change == pytest.approx(-0.5)
+    assert found.low < found.change < found.high < 0.0
+    assert found.verdict == "better"
+
+
+def test_no_claim_where_the_interval_crosses_zero_and_losses_are_listed() -> None:
+    cell = Cell(world="calm")
+    level = [_row(cell, seed, ours, 2.0) for seed, ours in enumerate((1.0, 3.0, 2.1), 1)]
+    worse = [_row(cell, seed, 3.0 + seed / 10, 2.0) for seed in (1, 2, 3)]
+    assert not losses(summarise(level))
+    assert {each.figure for each in losses(summarise(worse))} >= {"p95_s"}
+
+
+def test_report_names_every_router_and_is_valid_json_and_svg() -> None:
+    played = run_task(
+        Task(cell=Cell(world="drift"), seed=1, duration_s=60.0, routers=("fastest", *RIVALS))
+    )
+    results = summarise([played, played])
+    text = as_markdown(results, "looprouter bench router", 60.0)
+    assert all(name in text for name in ("fastest", *RIVALS))
+    assert "no claim against" in text
+    assert json.loads(as_json(results))[0]["cell"]["world"] == "drift"
+    plot = regret_plot(results[0])
+    assert plot.startswith("<svg")
+    assert plot.count("<circle") == len(RIVALS) + 1
+
+
+def test_cells_are_every_combination_and_unknown_names_are_refused() -> None:
+    cells = cells_of(["calm", "drift"], [1.0, 3.0], [2, 6])
+    assert len({cell.name for cell in cells}) == 8
+    with pytest.raises(ValueError, match="there is no world 'mars'"):
+        cells_of(["mars"], [1.0], [6])
+
+
+@pytest.mark.slow
+def test_the_command_races_two_seeds_and_writes_its_report(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        cli,
+        [
+            *("bench", "router", "--seeds", "2", "--minutes", "2", "--loads", "1"),
+            *("--jobs", "2", "--out", str(tmp_path)),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    assert "fastest" in done.output
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert [each["cell"]["world"] for each in report] == ["drift", "regime", "outage"]
+    assert len(list(tmp_path.glob("*.svg"))) == 6
+
+
+def test_the_command_names_what_it_does_not_know() -> None:
+    for option, value in (("--worlds", "mars"), ("--routers", "magic"), ("--endpoints", "9")):
+        done = CliRunner().invoke(cli, ["bench", "router", option, value, "--seeds", "1"])
+        assert done.exit_code == 2
+        assert value in done.output
+
+
+def _row(cell: Cell, seed: int, ours_s: float, theirs_s: float) -> Played:
+    def figures(p95_s: float) -> Figures:
+        return Figures(
+            num_requests=1, mean_s=p95_s, p50_s=p95_s, p95_s=p95_s, p99_s=p95_s, ttft_p50_s=1.0,
+            ttft_p95_s=1.0, usd=1.0, usd_per_kchar=1.0, slo_share=1.0, failed_share=0.0,
+            explored_share=0.0, cached_share=0.0, cached_of_ideal=None, load_over_fair=1.0,
+            oscillations_per_10min=0.0, deadline_misses=0,
+        )  # fmt: skip
+
+    return Played(
+        cell=cell,
+        seed=seed,
+        workload="made up",
+        figures={"fastest": figures(ours_s), "round_robin": figures(theirs_s)},
+        digests={},
+    )
