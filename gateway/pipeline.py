@@ -21,6 +21,7 @@ from gateway.keys.ticket import Ticket
 from gateway.ledger.ledger import Ledger
 from gateway.measure.metrics import Metrics
 from gateway.measure.recorder import Recorder, RequestRecord
+from gateway.measure.replicas import ReplicaMeter
 from gateway.measure.shadow import Shadow
 from gateway.measure.tracing import Tracing
 from gateway.policy.decide import decide
@@ -92,6 +93,7 @@ class Gateway:
     allowed_hosts: frozenset[str] = frozenset()
     tracing: Tracing | None = None
     shadow: Shadow | None = None
+    replicas: ReplicaMeter | None = None  # where there is a Redis to hear others over
     is_draining: bool = False
     is_ready: bool = False
     meter: MachineMeter = field(default_factory=lambda: MachineMeter(began_s=0.0))

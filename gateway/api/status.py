@@ -54,6 +54,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: list[EndpointStatus]
     recent: list[dict[str, Any]]
     shadow: dict[str, Any] | None = None  # what a second policy would have done
+    replicas: dict[str, Any] | None = None  # the other serving processes, as heard over Redis
 
 
 class SpendCache:
@@ -106,6 +107,7 @@ async def status_summary(gateway: Gateway, spend: SpendCache, version: str) -> S
         endpoints=endpoints,
         recent=[recent_row(row) for row in gateway.recorder.newest(RECENT_ROWS)],
         shadow=gateway.shadow.summary() if gateway.shadow is not None else None,
+        replicas=gateway.replicas.summary() if gateway.replicas is not None else None,
     )
 
 

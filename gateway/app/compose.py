@@ -17,6 +17,7 @@ from gateway.app.crash import kill_point
 from gateway.app.housekeeping import Housekeeping, exploration_limits
 from gateway.app.load_polling import LoadPoller
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
+from gateway.app.replicas import sharing_news
 from gateway.app.shadowing import shadowing
 from gateway.errors import PolicyError, SetupError
 from gateway.fleet.fleet import Fleet
@@ -169,6 +170,7 @@ async def running_gateway(
         stack.push_async_callback(housekeeping.stop)
         housekeeping.start()
         await stack.enter_async_context(shadowing(gateway, settings.shadow_policy))
+        await stack.enter_async_context(sharing_news(gateway, redis, pepper))
         gateway.is_ready = True
         yield gateway, housekeeping
 

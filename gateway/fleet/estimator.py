@@ -92,6 +92,7 @@ class EndpointEstimator:
         }  # fmt: skip
         self.num_refused_rates: dict[NoRate, int] = {}
         self.num_samples = 0
+        self._gave_sample = False  # the outcome at hand
         self.sampled_at_s: float | None = None
         self._lost = DecayedSums(now_s)
         self._timeouts_in_row = 0
@@ -102,6 +103,7 @@ class EndpointEstimator:
     ) -> tuple[Sample, float | None, list[tuple[str, int]]]:
         """Learn from one attempt: (the sample, its TTFT residual, change points as (what, ±1))."""
         ratios = self.tokens
+        self._gave_sample = False
         sample = read_sample(outcome, ratios.characters_per_token, ratios.characters_min)
         ratios.observe(outcome, sample, now_s)
         self._observe_success(sample, outcome, now_s)
@@ -110,11 +112,11 @@ class EndpointEstimator:
         is_held_back = sample.may_give_rate and self._observe_rate(sample, outcome, now_s, alarms)
         residual = None if is_held_back else self._observe_ttft(sample, in_flight, now_s, alarms)
         self._keep_times(sample, now_s)
+        self.num_samples += self._gave_sample  # not by stamps: replicas tell many at once
         return sample, residual, alarms
 
     def _count_sample(self, now_s: float) -> None:
-        if self.sampled_at_s != now_s:
-            self.num_samples += 1
+        self._gave_sample = True
         self.sampled_at_s = now_s
 
     def _observe_success(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:

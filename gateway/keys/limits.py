@@ -20,7 +20,7 @@ from gateway.core import Caller
 from gateway.errors import RateLimited
 from gateway.keys.local_limits import LocalLimits, Verdict
 from gateway.keys.ticket import Ticket
-from gateway.store.redis import load_script
+from gateway.store.redis import end_if_cancelled, load_script
 from gateway.wire.limits_headers import RateLimitState
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Limits:
             return
         renew_at_s = self._clock() + RENEW_S
         while True:
+            end_if_cancelled()
             if self._clock() >= renew_at_s:
                 renew_at_s = self._clock() + RENEW_S
                 await self._guarded(self._renew())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,17 @@ def open_redis(url: str) -> Redis:
         client_name="looprouter",
     )
     return Redis(connection_pool=pool)
+
+
+def end_if_cancelled() -> None:
+    """Raise CancelledError where this task was cancelled; ask between two calls of a client.
+
+    A call may end as if nothing had happened: redis-py sends under `asyncio.wait_for`, which until
+    Python 3.12 loses a cancellation that comes as the sending ends (cpython issue 86296).
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def load_script(client: Redis, name: str) -> Any:
