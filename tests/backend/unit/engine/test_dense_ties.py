@@ -103,8 +103,7 @@ def test_where_torch_computes_a_differing_token_was_all_but_a_tie(dtype: DType) 
     found = compare(model_of(dtype, select("cpu", "reference")), dtype)
 
     assert found.num_accepted > 10
-    # An answer is compared until it differs, and how soon that is depends on the processor.
-    assert found.num_compared > 24
+    assert found.num_compared > len(QUESTIONS) * NUM_TOKENS // 2
     assert found.distance > 0.0
     # Each of the two logits may be moved by as much.
     assert all(each.gap <= 2 * found.distance for each in found.differences)
