@@ -17,6 +17,7 @@ from gateway.wire.usage import Usage
 
 NANOS_PER_DOLLAR = 1_000_000_000
 PICOS_PER_NANO = 1_000
+REFERENCE_CHARACTERS = 4.0  # of the token that lengths are told in: endpoints count differently
 BUDGET_PERIODS = ("day", "month", "total")
 
 

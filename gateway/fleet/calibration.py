@@ -21,10 +21,9 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.core import AttemptOutcome, EndpointStats, RequestFacts
+from gateway.core import REFERENCE_CHARACTERS, AttemptOutcome, EndpointStats, RequestFacts
 from gateway.fleet.lengths import Length
 from gateway.fleet.sample import Sample
-from gateway.fleet.tokens import CHARACTERS_START
 from gateway.stats.predictive import (
     NORMAL_ENDS,
     Calibrated,
@@ -173,7 +172,7 @@ class Calibration:
         uncached = max(0, outcome.prompt_tokens_expected - outcome.cached_tokens_expected)
         first_s = base_s + uncached * prompt_token_s
         if has_output:
-            decode_s = length.tokens * CHARACTERS_START / told.characters_per_token * token_s
+            decode_s = length.tokens * REFERENCE_CHARACTERS / told.characters_per_token * token_s
         mu, total = completion_law(first_s, decode_s, spread, length.variance)
         off = ln_whole - log(first_s + decode_s)
         counted.completion.add((ln_whole - mu) / sqrt(total), off, weight)

@@ -132,12 +132,19 @@ class Capacity:
         return True
 
     def pushed_back(
-        self, in_flight: int, dispatched_at_s: float, retry_after_s: float | None, now_s: float
+        self,
+        in_flight: int,
+        dispatched_at_s: float,
+        retry_after_s: float | None,
+        now_s: float,
+        *,
+        is_overload: bool = False,
     ) -> None:
-        """A 429 or an overload answer."""
+        """A 429, or with `is_overload` an answer that says that everybody is too much for it."""
         # So many at once have gone well before: its minute is full, then, not its places.
         is_minute = (
-            (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S
+            not is_overload
+            and (retry_after_s or 0.0) >= MINUTE_RETRY_AFTER_S
             and in_flight <= self._carried
             and self.pace.num(now_s) >= MINUTE_REQUESTS_MIN
         )

@@ -329,10 +329,10 @@ class EndpointEstimator:
 
     def ttft_p99_s(self, now_s: float) -> float:
         """What 99 % of first tokens come within, the prompt's own part left out."""
-        known = self._ttft_published().at(now_s)
-        ln_p99 = known.mu + _Z_P99 * known.sigma * math.sqrt(1.0 + 1.0 / known.n)
         seen_s = self._p99("ttft_base", now_s)
-        return seen_s if seen_s is not None else math.exp(ln_p99)
+        if seen_s is not None:
+            return seen_s
+        return math.exp(self._ttft_published().at(now_s).sample_at(_Z_P99))
 
     def whole_timeout_s(self, output_tokens: float, now_s: float) -> float:
         """

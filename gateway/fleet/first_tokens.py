@@ -20,5 +20,4 @@ def ttft_p95_s(estimator: EndpointEstimator, prompt_tokens: float, now_s: float)
     if seen.n >= TIMEOUT_SAMPLES_MIN and (found_s := seen.quantile(_LEVEL)) is not None:
         return found_s * stretch
     belief = estimator.ttft_hidden if estimator.hides_reasoning else estimator.ttft
-    known = belief.at(now_s)
-    return stretch * math.exp(known.mu + _Z * known.sigma * math.sqrt(1.0 + 1.0 / known.n))
+    return stretch * math.exp(belief.at(now_s).sample_at(_Z))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from gateway.core import (
+    REFERENCE_CHARACTERS,
     AttemptOutcome,
     Endpoint,
     EndpointLive,
@@ -31,13 +32,11 @@ from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
-from gateway.fleet.tokens import CHARACTERS_START
 from gateway.stats.predictive import Calibrated
 
 SNAPSHOT_EVERY_S = 1.0
 EVENTS_MAX = 1_000
 RETIRED_MAX = 256  # endpoints gone from the policy whose beliefs are kept
-REFERENCE_CHARACTERS = CHARACTERS_START  # of the token that lengths are told in
 MEMBERS_MAX = 256  # sets of endpoints asked for
 
 Clock = Callable[[], float]
@@ -236,11 +235,12 @@ class Fleet:
         if (live := self._by_id.get(endpoint_id)) is not None:
             live.first_token(self.clock())
 
-    def abandoned(self, endpoint_id: str) -> None:
+    def abandoned(self, endpoint_id: str, *, is_stream: bool = False) -> None:
         """A started request was never sent: nothing is learned, a probe's place is free again."""
         if (live := self._by_id.get(endpoint_id)) is not None:
             live.end()
-            live.waiting.ended()
+            if is_stream:
+                live.waiting.ended()
             live.breaker.release(self.clock())
 
     def observe(self, outcome: AttemptOutcome) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 from msgspec import structs
 
 from gateway.core import AttemptOutcome, Endpoint, EndpointLive, FleetSnapshot, MachineLoad, Rng
-from gateway.errors import FAILURES
+from gateway.errors import FAILURES, FailureClass
 from gateway.fleet.affinity import Affinity, endpoint_seed
 from gateway.fleet.breaker import Breaker
 from gateway.fleet.calibration import Calibration
@@ -233,7 +233,11 @@ class LiveEndpoint:
         if is_push_back:
             self.num_rate_limited.add(now_s)
             self.capacity.pushed_back(
-                self.everywhere, outcome.dispatched_at_s, outcome.retry_after_s, now_s
+                self.everywhere,
+                outcome.dispatched_at_s,
+                outcome.retry_after_s,
+                now_s,
+                is_overload=failure is FailureClass.OVERLOADED,
             )
         elif failure is None:
             self.capacity.succeeded(self.everywhere, residual, now_s, outcome.dispatched_at_s)

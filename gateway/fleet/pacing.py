@@ -10,13 +10,14 @@ from __future__ import annotations
 WINDOW_S = 60
 MINUTE_RETRY_AFTER_S = 1.0  # who asks for a second and more speaks of a time window
 MINUTE_REQUESTS_MIN = 10  # fewer in the minute, and no limit on them can be told
-GROWTH = 0.05  # of the cap, and at least one request, after each minute without a refusal
+GROWTH_FIRST = 0.05  # of the cap, and at least one request, after a minute without a refusal …
+GROWTH_MAX = 1.0  # … doubling with each such minute: what was full once need not stay so
 
 
 class Pace:
     """Starts of the last sixty seconds, and the cap on them once there is one."""
 
-    __slots__ = ("_grows_at_s", "_second", "_slots", "_total", "cap")
+    __slots__ = ("_grows_at_s", "_growth", "_has_filled", "_second", "_slots", "_total", "cap")
 
     def __init__(self) -> None:
         self.cap: float | None = None  # requests in any sixty seconds; None = none known
@@ -24,11 +25,15 @@ class Pace:
         self._second = 0
         self._total = 0
         self._grows_at_s = 0.0
+        self._growth = GROWTH_FIRST
+        self._has_filled = False  # since it last grew; an idle endpoint proves nothing
 
     def started(self, now_s: float) -> None:
         self._roll(now_s)
         self._slots[self._second % WINDOW_S] += 1
         self._total += 1
+        if self.cap is not None and self._total >= self.cap:
+            self._has_filled = True
 
     def num(self, now_s: float) -> int:
         """Starts of the last sixty seconds, those pushed back left out."""
@@ -49,6 +54,7 @@ class Pace:
         fitted = float(max(1, self._total))
         self.cap = fitted if self.cap is None else min(self.cap, fitted)
         self._grows_at_s = now_s + WINDOW_S
+        self._growth = GROWTH_FIRST
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until the minute has room again; 0 while it has."""
@@ -57,8 +63,10 @@ class Pace:
         self._roll(now_s)
         if now_s >= self._grows_at_s:
             self._grows_at_s = now_s + WINDOW_S
-            if self._total >= 0.8 * self.cap:
-                self.cap += max(1.0, GROWTH * self.cap)
+            if self._has_filled:
+                self._has_filled = False
+                self.cap += max(1.0, self._growth * self.cap)
+                self._growth = min(GROWTH_MAX, 2.0 * self._growth)
         if self._total < self.cap:
             return 0.0
         for ahead in range(1, WINDOW_S + 1):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.core import AttemptOutcome
+from gateway.core import REFERENCE_CHARACTERS, AttemptOutcome
 from gateway.fleet.sample import Sample
 from gateway.stats.quantiles import HistogramState, LogHistogram
 
 HALF_LIFE_S = 6 * 3600.0
-CHARACTERS_START = 4.0
+CHARACTERS_START = REFERENCE_CHARACTERS
 CHARACTERS_N0 = 200.0  # tokens
 CHARACTERS_LEARNED = 2_000.0  # tokens from which on the ratio is trusted to find hidden ones
 CHARACTERS_MIN_SHARE = 0.35  # of the usual characters a token

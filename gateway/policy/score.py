@@ -21,6 +21,7 @@ import msgspec
 
 from gateway.core import (
     PICOS_PER_NANO,
+    REFERENCE_CHARACTERS,
     EndpointLive,
     EndpointStats,
     FleetView,
@@ -37,7 +38,6 @@ from gateway.stats.seeded import Seeded
 from gateway.wire.pieces import Surface
 
 BATCH_HEADROOM = 0.05  # of the learned capacity, and at least one place
-REFERENCE_CHARACTERS = 4.0  # a token, as lengths are learned
 SUCCESS_FLOOR = 0.01  # below it (1 − p)/p says nothing more
 Z_95 = 1.6448536269514722  # a normal's 95 % quantile
 WITHOUT_OUTPUT = frozenset({Surface.EMBEDDINGS, Surface.COUNT_TOKENS})

@@ -340,7 +340,7 @@ class Exchange:
         if not self._is_in_flight:
             return
         if not is_sent and outcome.failure in _NEVER_NEEDED:
-            shop.fleet.abandoned(self.endpoint.id)
+            shop.fleet.abandoned(self.endpoint.id, is_stream=outcome.stream)
         else:
             shop.fleet.observe(outcome)
 

@@ -19,6 +19,10 @@ class Gaussian:
         """Standard deviation of the mean itself: what a Thompson draw uses."""
         return self.sigma / math.sqrt(self.n)
 
+    def sample_at(self, z: float) -> float:
+        """What a further sample is at `z`: its own spread, and the doubt about the mean."""
+        return self.mu + z * self.sigma * math.sqrt(1.0 + 1.0 / self.n)
+
 
 class DecayedSums:
     """Sums of w, w·x and w·x², all multiplied by 2^(−dt/H) before each addition."""

@@ -33,6 +33,28 @@ def test_a_cap_that_holds_is_raised_a_little_each_minute() -> None:
     assert first < pace.cap <= first * 1.1
 
 
+def test_a_cap_that_goes_on_holding_is_outgrown_ever_faster() -> None:
+    """What was full at a quiet hour must not hold back a busy one for long."""
+    pace = _filled(12)
+    pace.started(12.0)
+    pace.refused(12.0, is_minute=True)
+    for second in range(60, 1_000):
+        while pace.wait_s(float(second)) == 0.0 and pace.num(float(second)) < 400:
+            pace.started(float(second))
+    assert pace.cap is not None
+    assert pace.cap > 300.0
+
+
+def test_an_overload_of_everybody_says_nothing_of_our_minute() -> None:
+    capacity = Capacity()
+    for second in range(20):
+        capacity.pace.started(float(second))
+        capacity.succeeded(12, None, second + 0.5, float(second))
+    capacity.pushed_back(5, 20.0, 8.0, 20.1, is_overload=True)
+    assert capacity.pace.cap is None
+    assert capacity.cooling_s(20.1) > 7.0
+
+
 def test_an_idle_endpoint_does_not_earn_a_higher_cap() -> None:
     pace = _filled(40)
     pace.started(40.0)

@@ -43,6 +43,16 @@ def test_whole_answers_are_not_waited_for() -> None:
     assert not _is_silent(fleet)
 
 
+def test_a_whole_answer_that_was_never_sent_takes_no_stream_away() -> None:
+    clock, fleet = _warm()
+    for _ in range(WAITING_MIN):
+        fleet.started(HUNG, is_stream=True)
+    fleet.started(HUNG)
+    fleet.abandoned(HUNG)
+    clock.advance(QUIET_MIN_S + 2.0)
+    assert _is_silent(fleet)
+
+
 def test_streams_that_end_leave_nobody_waiting() -> None:
     clock, fleet = _warm()
     for _ in range(WAITING_MIN):
