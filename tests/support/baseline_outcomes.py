@@ -27,9 +27,6 @@ class FakeOracle:
     def mean_time_s(self, idx: int, endpoint_id: str, now_s: float) -> float:
         return self.times_s[endpoint_id]
 
-    def cost_nanos(self, idx: int, endpoint_id: str, now_s: float) -> int:
-        return 0
-
 
 def make_setting(
     names: str = "abc",

@@ -15,9 +15,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int  # that its answer will have, by the reference tokenizer
     blocks: tuple[int, ...] = ()  # ids of its 512-token prefix blocks; equal id = same text
     session: str = ""  # "" = belongs to none
-    max_tokens: int | None = None
     deadline_s: float | None = None  # from its arrival; None = someone is waiting
-    is_batch: bool = False
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ NUM_RESAMPLES = 2_000
 # Baselines get a limit that most of their products do not set: with the SDK's 600 s a single hang
 # would decide every comparison.
 FIRST_TOKEN_TIMEOUT_S = 30.0
-# What is compared, smaller is better: figure → how it is shown.
+# What is compared: smaller is better.
 COMPARED: tuple[str, ...] = ("mean_s", "p50_s", "p95_s", "p99_s", "usd_per_kchar")
 
 
@@ -69,13 +69,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a task: figures and log digest by router."""
+    """What came of a task: figures by router."""
 
     cell: Cell
     seed: int
     workload: str
     figures: dict[str, Figures]
-    digests: dict[str, str]
 
 
 def router_names() -> tuple[str, ...]:
@@ -119,7 +118,7 @@ def run_task(task: Task) -> Played:
     world = make_world(
         cell.world, seed=task.seed, duration_s=task.duration_s, num_endpoints=cell.num_endpoints
     )
-    figures, digests = {}, {}
+    figures = {}
     for name in task.routers:
         episode = play(
             world,
@@ -130,8 +129,7 @@ def run_task(task: Task) -> Played:
             stale_s=cell.stale_s,
         )
         figures[name] = with_calibration(figures_of(episode.served, world, load), episode.routers)
-        digests[name] = episode.digest
-    return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures, digests=digests)
+    return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures)
 
 
 def _with_deadline(load: Workload, deadline_s: float) -> Workload:
@@ -239,8 +237,6 @@ def _means(figures: Sequence[Figures]) -> dict[str, float | None]:
     """Of each figure that is a number; None where no seed had it."""
     means: dict[str, float | None] = {}
     for field in Figures.__struct_fields__:
-        if field == "shares":
-            continue
         known = [value for one in figures if (value := getattr(one, field)) is not None]
         means[field] = float(np.mean(known)) if known else None
     return means

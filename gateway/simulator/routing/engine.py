@@ -86,7 +86,6 @@ class Simulation:
         routers: Sequence[Router],
         *,
         log: EventLog | None = None,
-        limits: AttemptLimits = LIMITS,
     ) -> None:
         self.now_s = 0.0
         self.served: list[Served] = []
@@ -95,7 +94,6 @@ class Simulation:
         self._idx_of = {place.spec.id: idx for idx, place in enumerate(places)}
         self._routers = routers
         self._retries = [RetryBudget() for _ in routers]
-        self._limits = limits
         self._log = log
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = count()
@@ -159,7 +157,7 @@ class Simulation:
         retries.begin(_TENANT, self.now_s)
         run.machine = AttemptMachine(
             order,
-            self._limits,
+            LIMITS,
             now=self.now_s,
             may_retry=lambda: retries.take(_TENANT, self.now_s),
         )
@@ -328,11 +326,9 @@ def _ask(idx: int, arrival: Arrival) -> Ask:
     return Ask(
         idx=idx,
         prompt_tokens=arrival.prompt_tokens,
-        max_tokens=arrival.max_tokens,
         prefix_key=prefix,
         session_key=arrival.session,
         deadline_s=arrival.deadline_s,
-        is_batch=arrival.is_batch,
     )
 
 
@@ -348,7 +344,6 @@ def _outcome(run: _Run, endpoint_id: str, number: int, now_s: float) -> AttemptO
         headers_at_s=now_s,
         prompt_tokens_expected=ask.prompt_tokens,
         text_bytes=ask.prompt_tokens * 4,
-        max_tokens=ask.max_tokens,
         key_id="simulated",
         model="model",
         affinity_key=ask.prefix_key,

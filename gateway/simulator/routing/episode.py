@@ -9,7 +9,6 @@ import msgspec
 
 from gateway.core import PriceRow
 from gateway.fleet.sharing import FleetNews
-from gateway.prices.rows import cost_nanos
 from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.engine import Simulation
 from gateway.simulator.routing.ours import OurRouter
@@ -17,7 +16,6 @@ from gateway.simulator.routing.places import Place
 from gateway.simulator.routing.records import EventLog, Served
 from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.worlds import World
-from gateway.wire.usage import Usage
 
 SHARE_EVERY_S = 1.0
 
@@ -53,16 +51,6 @@ class WorldOracle:
             return float("inf")
         fate = place.foresee(self._arrivals[idx], idx, now_s, is_mean=is_mean)
         return fate.whole_s if fate.failure is None else float("inf")
-
-    def cost_nanos(self, idx: int, endpoint_id: str, now_s: float) -> int:
-        place = self._by_id[endpoint_id]
-        fate = place.foresee(self._arrivals[idx], idx, now_s, is_mean=True)
-        usage = Usage(
-            input=fate.prompt_tokens - fate.cached_tokens,
-            cached_read=fate.cached_tokens,
-            output=fate.output_tokens,
-        )
-        return cost_nanos(place.price(now_s), usage)
 
 
 def play(

@@ -48,7 +48,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     return_s: float | None = None
     adopt_s: float | None = None  # until a newcomer got > 30 %
     event_share: float | None = None  # of first attempts, between 30 s after the event and its end
-    shares: tuple[float, ...] = ()
     # Ours only: shares of real times within the 50 and 90 % intervals predicted before, and the
     # mean of ln(real / predicted); of what length made unsure, "completion", and of the rest.
     coverage_50: float | None = None
@@ -90,7 +89,6 @@ def figures_of(served: Sequence[Served], world: World, workload: Workload) -> Fi
         load_over_fair=float(shares.max() * len(world.specs)),
         oscillations_per_10min=_oscillations(first, at_s, workload.duration_s),
         deadline_misses=_misses(served, workload),
-        shares=tuple(float(each) for each in shares),
         **event,  # type: ignore[arg-type]  # counts are int, times float, by name
     )
 

@@ -57,7 +57,6 @@ class OurRouter:
     ) -> None:
         self.name = name
         self.now_s = 0.0
-        self.num_explored = 0
         self.explored = False
         self._prefer = prefer
         self._prices = setting.prices
@@ -101,7 +100,6 @@ class OurRouter:
         self.fleet.accrue_credit(facts)
         self.explored = plan.explored
         if plan.explored:
-            self.num_explored += 1
             self.fleet.spend_credit()
         return plan.order
 
@@ -145,11 +143,10 @@ def facts_of(ask: Ask) -> RequestFacts:
         surface=Surface.CHAT,
         models=(MODEL,),
         stream=True,
-        lane=Lane.BATCH if ask.is_batch else Lane.INTERACTIVE,
+        lane=Lane.INTERACTIVE,
         key_id="simulated",
         text_bytes=ask.prompt_tokens * 4,
         prompt_tokens=ask.prompt_tokens,
-        max_tokens=ask.max_tokens,
         affinity_key=ask.prefix_key,
         session_key=ask.session_key,
         deadline_s=ask.deadline_s,

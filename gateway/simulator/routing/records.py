@@ -34,12 +34,10 @@ class EventLog:
     def __init__(self, *, keep_lines: bool = False) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.lines: list[str] | None = [] if keep_lines else None
-        self.num = 0
 
     def add(self, now_s: float, what: str, idx: int, where: str = "") -> None:
         line = f"{now_s!r} {what} {idx} {where}\n"
         self._hash.update(line.encode())
-        self.num += 1
         if self.lines is not None:
             self.lines.append(line)
 

@@ -11,7 +11,7 @@ from gateway.simulator.routing.baselines.registry import BASELINES
 from gateway.simulator.routing.bench import CLAIRVOYANT, CellResult, Comparison
 from gateway.simulator.routing.ours import PREFERENCES
 
-OTHERS_MIN = 2  # seeds from which on an interval can be shown
+SEEDS_MIN = 2  # seeds from which on an interval can be shown
 _SHOWN = (
     ("p50_s", "p50 s"),
     ("p95_s", "p95 s"),
@@ -125,7 +125,7 @@ def _interval(found: tuple[float, float, float] | None, num_seeds: int) -> str:
     if found is None:
         return ""
     value, low, high = found
-    return f"{value:.2f}x" + (f" [{low:.2f}, {high:.2f}]" if num_seeds >= OTHERS_MIN else "")
+    return f"{value:.2f}x" + (f" [{low:.2f}, {high:.2f}]" if num_seeds >= SEEDS_MIN else "")
 
 
 def _number(value: float | None) -> str:

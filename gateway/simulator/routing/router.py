@@ -15,11 +15,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     idx: int  # its number in the run
     prompt_tokens: int
-    max_tokens: int | None = None
     prefix_key: str = ""  # hash of the prompt's beginning, hex; "" = too short to share
     session_key: str = ""
     deadline_s: float | None = None
-    is_batch: bool = False
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +38,6 @@ class Oracle(Protocol):
 
     def mean_time_s(self, idx: int, endpoint_id: str, now_s: float) -> float:
         """The same without this request's own noise: for one who knows means, not draws."""
-        ...
-
-    def cost_nanos(self, idx: int, endpoint_id: str, now_s: float) -> int:
-        """What it would cost there now."""
         ...
 
 

@@ -18,6 +18,7 @@ OUTAGE_EVERY_S = 3_600.0
 OUTAGE_S = (90.0, 420.0)
 
 ERROR, HANG, HALF = "error", "hang", "half"  # refuses at once; says nothing; breaks off midway
+KINDS = (ERROR, HANG, HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,18 @@ class Outage:
 class Weather:
     """Speed factor and outages of one endpoint, known for every instant beforehand."""
 
-    __slots__ = ("_log_speed", "_outage_begins_s", "outages")
+    __slots__ = ("_outage_begins_s", "_speed", "outages")
 
     def __init__(self, log_speed: NDArray[np.float64], outages: tuple[Outage, ...]) -> None:
         """`log_speed`: [steps of 5 s] ln of the factor on prefill and decode speed."""
-        self._log_speed = np.exp(log_speed).tolist()
+        self._speed = np.exp(log_speed).tolist()
         self.outages = tuple(sorted(outages, key=lambda one: one.begin_s))
         self._outage_begins_s = [one.begin_s for one in self.outages]
 
     def speed(self, now_s: float) -> float:
         """Factor on its usual speed at this instant."""
         idx = int(now_s / STEP_S)
-        table = self._log_speed
+        table = self._speed
         return float(table[idx] if idx < len(table) else table[-1])
 
     def outage(self, now_s: float) -> Outage | None:
@@ -86,14 +87,17 @@ def regimes(duration_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
     return table
 
 
-def outages(
-    duration_s: float, rng: np.random.Generator, kinds: tuple[str, ...] = (ERROR, HANG, HALF)
-) -> tuple[Outage, ...]:
+def outages(duration_s: float, rng: np.random.Generator) -> tuple[Outage, ...]:
     """Stretches of 1.5–7 minutes in which the endpoint fails, in one way each."""
     return tuple(
-        Outage(begin_s, end_s, kinds[int(rng.integers(len(kinds)))])
+        Outage(begin_s, end_s, draw_kind(rng))
         for begin_s, end_s in _stretches(duration_s, OUTAGE_EVERY_S, OUTAGE_S, rng)
     )
+
+
+def draw_kind(rng: np.random.Generator) -> str:
+    """One way to fail, all equally likely."""
+    return KINDS[int(rng.integers(len(KINDS)))]
 
 
 def _stretches(

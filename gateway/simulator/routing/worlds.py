@@ -24,6 +24,7 @@ from gateway.simulator.routing.weather import (
     STEP_S,
     Outage,
     Weather,
+    draw_kind,
     drift,
     outages,
     regimes,
@@ -175,13 +176,10 @@ def _correlated(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceS
     """All but the slowest fail together, for a tenth of the run."""
     begin_s, end_s = duration_s * 0.4, duration_s * 0.5
     spared = min(specs, key=lambda spec: spec.tokens_per_s).id
-    kinds = (ERROR, HANG, HALF)
     weather = tuple(
         Weather(
             steady(duration_s),
-            ()
-            if spec.id == spared
-            else (Outage(begin_s, end_s, kinds[int(rng.integers(len(kinds)))]),),
+            () if spec.id == spared else (Outage(begin_s, end_s, draw_kind(rng)),),
         )
         for spec in specs
     )

@@ -17,5 +17,4 @@ def list_price(row: PriceRow) -> float:
 
 def request_price(row: PriceRow, ask: Ask) -> int:
     """Nano-dollars of this prompt, uncached, and an answer of usual length."""
-    output = min(OUTPUT_TOKENS_EXPECTED, ask.max_tokens or OUTPUT_TOKENS_EXPECTED)
-    return cost_nanos(row, Usage(input=ask.prompt_tokens, output=output))
+    return cost_nanos(row, Usage(input=ask.prompt_tokens, output=OUTPUT_TOKENS_EXPECTED))

@@ -162,5 +162,4 @@ def _row(cell: Cell, seed: int, ours_s: float, theirs_s: float) -> Played:
         seed=seed,
         workload="made up",
         figures={"fastest": figures(ours_s), "round_robin": figures(theirs_s)},
-        digests={},
     )
