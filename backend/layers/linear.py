@@ -39,11 +39,11 @@ class Int8Linear:
     """A weight [N, K] in int8, one scale a row; a row's result is its own, whatever the others."""
 
     def __init__(self, weight: Int8Weight, ops: Ops) -> None:
-        self._weight = weight
+        self.weight = weight
         self._linear_int8 = ops.linear_int8
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        return self._linear_int8(x, self._weight, out=out)
+        return self._linear_int8(x, self.weight, out=out)
 
     def weight_bytes(self) -> int:
-        return self._weight.qweight.nbytes + self._weight.scale.nbytes
+        return self.weight.qweight.nbytes + self.weight.scale.nbytes

@@ -59,12 +59,11 @@ class RoundInputs:
 
 @dataclass(slots=True)
 class _Captured:
-    """`repeat`: None where the ops cannot. It writes `result` anew."""
+    """`repeat` writes `result` anew, from `given`."""
 
-    inputs: tuple[Tensor, ...]
     given: RoundInputs
     result: Tensor
-    repeat: Callable[[], bool] | None
+    repeat: Callable[[], bool]
 
 
 class CapturedRounds:
@@ -74,19 +73,20 @@ class CapturedRounds:
         """`work` must do nothing but call ops, and ask for memory."""
         self._ops = ops
         self._work = work
-        self._known: OrderedDict[tuple[int, ...], _Captured] = OrderedDict()
+        # None: the ops cannot repeat it.
+        self._known: OrderedDict[tuple[int, ...], _Captured | None] = OrderedDict()
 
     def run(self, given: RoundInputs) -> Tensor:
         key = given.shape()
         if max(key[:2]) > ROWS_MAX:
             return self._work(given)
-        known = self._known.get(key)
-        if known is None:
+        if key not in self._known:
             return self._capture(key, given)
         self._known.move_to_end(key)
-        if known.repeat is None:
+        known = self._known[key]
+        if known is None:
             return self._work(given)
-        for own, tensor in zip(known.inputs, given.tensors(), strict=True):
+        for own, tensor in zip(known.given.tensors(), given.tensors(), strict=True):
             own.copy_(tensor)
         # An op that fails says why only when it is called for itself.
         return known.result if known.repeat() else self._work(known.given)
@@ -95,7 +95,7 @@ class CapturedRounds:
         own = given.copied()
         results: list[Tensor] = []
         repeat = self._ops.capture(lambda: results.append(self._work(own)))
-        self._known[key] = _Captured(own.tensors(), own, results[0], repeat)
+        self._known[key] = None if repeat is None else _Captured(own, results[0], repeat)
         if len(self._known) > CAPTURES_MAX:
             self._known.popitem(last=False)
         return results[0]

@@ -48,12 +48,12 @@ class Packer:
             return Int8Linear(self.ops.pack_int8(merged.to(self.device)), self.ops)
         return self.dense(merged)
 
-    def int8_for(self, op: str, weight: Tensor) -> Int8Weight | None:
-        """[N, K] for an op that is given the weight itself. None where the engine does not compute
-        in int8, or another implementation than the one that packs serves that op."""
-        if not self._is_int8 or self.ops.name_of(op) != self.ops.name_of("linear_int8"):
+    def int8_for(self, op: str, linear: Linear) -> Int8Weight | None:
+        """The weight for an op that is given it as it is. None where it is not int8, or another
+        implementation than the one that packed it serves that op."""
+        if self.ops.name_of(op) != self.ops.name_of("linear_int8"):
             return None
-        return self.ops.pack_int8(weight.detach().float().to(self.device))
+        return linear.weight if isinstance(linear, Int8Linear) else None
 
     def dense(self, weight: Tensor) -> Linear:
         return DenseLinear(weight.detach().to(self.device, self.dtype).contiguous(), self.ops)

@@ -50,7 +50,7 @@ class DSparkProposer(DFlashProposer):
         if head.markov_head is not None:
             self._w2 = packer.linear(head.markov_head.markov_w2.weight)
             if head.config.markov_kind == "vanilla":
-                self._w2_int8 = packer.int8_for("markov_pick", head.markov_head.markov_w2.weight)
+                self._w2_int8 = packer.int8_for("markov_pick", self._w2)
 
     def _chosen(self, given: ProposeInput, view: View, states: Tensor) -> Proposal:
         """Slot after slot, each with what was chosen before it."""

@@ -175,3 +175,4 @@ def test_without_captures_nothing_is_kept_from_round_to_round(states: States) ->
         rounds.run(each)
 
     assert seen[1:] == given[1:]
+    assert list(rounds._known.values()) == [None]
