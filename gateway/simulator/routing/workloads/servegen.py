@@ -23,6 +23,7 @@ from gateway.simulator.routing.workloads.traces import (
     TraceError,
     check_scale,
     copies_of,
+    merged,
     read_text,
 )
 
@@ -91,17 +92,7 @@ def servegen(
                 drawn = _draw_window(client, start_s, share, rng)
                 if drawn is not None:
                     found.append((drawn[0] + idx * WINDOW_S, drawn[1], drawn[2]))
-    if not found:
-        return ()
-    at_s, prompts, outputs = (np.concatenate(each) for each in zip(*found, strict=True))
-    order = np.argsort(at_s, kind="stable")
-    order = order[at_s[order] < duration_s]
-    return tuple(
-        Arrival(at_s=at, prompt_tokens=prompt, output_tokens=output)
-        for at, prompt, output in zip(
-            at_s[order].tolist(), prompts[order].tolist(), outputs[order].tolist(), strict=True
-        )
-    )
+    return merged(found, duration_s) if found else ()
 
 
 def _draw_window(

@@ -21,7 +21,13 @@ from gateway.simulator.routing.workloads.azure_tables import (
     QUANTILES,
     Band,
 )
-from gateway.simulator.routing.workloads.traces import Floats, Ints, check_scale, copies_of
+from gateway.simulator.routing.workloads.traces import (
+    Floats,
+    Ints,
+    check_scale,
+    copies_of,
+    merged,
+)
 
 STEP_S = 1.0  # of the wandering rate
 
@@ -51,14 +57,7 @@ def synthetic(
         _one_process(traffic, share, duration_s, rng)
         for share, rng in zip(shares, rngs, strict=True)
     ]
-    at_s, prompts, outputs = (np.concatenate(each) for each in zip(*parts, strict=True))
-    order = np.argsort(at_s, kind="stable")
-    return tuple(
-        Arrival(at_s=at, prompt_tokens=prompt, output_tokens=output)
-        for at, prompt, output in zip(
-            at_s[order].tolist(), prompts[order].tolist(), outputs[order].tolist(), strict=True
-        )
-    )
+    return merged(parts, duration_s)
 
 
 def _one_process(

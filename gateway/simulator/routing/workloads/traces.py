@@ -7,6 +7,7 @@ request K times. The seed places the windows, so runs with other seeds see other
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,13 +101,9 @@ def overlay(trace: Trace, *, seed: int, duration_s: float, load: float) -> tuple
 
 
 def _arrivals(trace: Trace, at_s: Floats, row: Ints, who: Ints) -> tuple[Arrival, ...]:
-    prompts = trace.prompt_tokens[row].tolist()
-    outputs = trace.output_tokens[row].tolist()
+    prompts, outputs = trace.prompt_tokens[row], trace.output_tokens[row]
     if not trace.blocks:
-        return tuple(
-            Arrival(at_s=at, prompt_tokens=prompt, output_tokens=output)
-            for at, prompt, output in zip(at_s.tolist(), prompts, outputs, strict=True)
-        )
+        return _without_blocks(at_s, prompts, outputs)
     num_ids = 1 + max((block for blocks in trace.blocks for block in blocks), default=0)
     return tuple(
         Arrival(
@@ -116,7 +113,24 @@ def _arrivals(trace: Trace, at_s: Floats, row: Ints, who: Ints) -> tuple[Arrival
             blocks=owned(trace.blocks[idx], person * num_ids, trace.common_blocks),
         )
         for at, prompt, output, idx, person in zip(
-            at_s.tolist(), prompts, outputs, row.tolist(), who.tolist(), strict=True
+            *(each.tolist() for each in (at_s, prompts, outputs, row, who)), strict=True
+        )
+    )
+
+
+def merged(parts: Iterable[tuple[Floats, Ints, Ints]], duration_s: float) -> tuple[Arrival, ...]:
+    """Arrivals before `duration_s` out of (times, prompts, outputs), in order of time."""
+    at_s, prompts, outputs = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.argsort(at_s, kind="stable")
+    order = order[at_s[order] < duration_s]
+    return _without_blocks(at_s[order], prompts[order], outputs[order])
+
+
+def _without_blocks(at_s: Floats, prompts: Ints, outputs: Ints) -> tuple[Arrival, ...]:
+    return tuple(
+        Arrival(at_s=at, prompt_tokens=prompt, output_tokens=output)
+        for at, prompt, output in zip(
+            at_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True
         )
     )
 
