@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.simulator.routing.arrivals import BLOCK_TOKENS, Workload
-from gateway.simulator.routing.places import CACHE_TTL_S
+from gateway.simulator.routing.arrivals import Workload
+from gateway.simulator.routing.places import held_tokens
 from gateway.simulator.routing.records import Served
 from gateway.simulator.routing.worlds import World
 
@@ -98,13 +98,7 @@ def ideal_cached_tokens(workload: Workload) -> int:
     seen: dict[int, float] = {}
     total = 0
     for arrival in workload.arrivals:
-        num = 0
-        for block in arrival.blocks:
-            at_s = seen.get(block)
-            if at_s is None or arrival.at_s - at_s > CACHE_TTL_S:
-                break
-            num += 1
-        total += min(num * BLOCK_TOKENS, arrival.prompt_tokens)
+        total += held_tokens(seen, arrival, arrival.at_s)
         for block in arrival.blocks:
             seen[block] = arrival.at_s
     return total

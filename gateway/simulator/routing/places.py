@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -73,6 +74,17 @@ def draw_noise(num_requests: int, rng: np.random.Generator) -> Noise:
         rng.random(num_requests),
         rng.random(num_requests),
     )
+
+
+def held_tokens(last_s: Mapping[int, float], arrival: Arrival, now_s: float) -> int:
+    """Tokens of the prompt's beginning whose blocks were last read within the time to live."""
+    num = 0
+    for block in arrival.blocks:
+        at_s = last_s.get(block)
+        if at_s is None or now_s - at_s > CACHE_TTL_S:
+            break
+        num += 1
+    return min(num * BLOCK_TOKENS, arrival.prompt_tokens)
 
 
 class Place:
@@ -165,14 +177,7 @@ class Place:
         """Tokens of the prompt's beginning that it still has (LRU, 5 min)."""
         if self.spec.cached_usd is None or not arrival.blocks:
             return 0
-        num = 0
-        cache = self._cache
-        for block in arrival.blocks:
-            at_s = cache.get(block)
-            if at_s is None or now_s - at_s > CACHE_TTL_S:
-                break
-            num += 1
-        return min(num * BLOCK_TOKENS, arrival.prompt_tokens)
+        return held_tokens(self._cache, arrival, now_s)
 
     def begin(self, arrival: Arrival, fate: Foreseen, now_s: float) -> None:
         """The request was sent; what it reads is cached from now on, unless it is refused."""
