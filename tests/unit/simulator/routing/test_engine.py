@@ -122,12 +122,12 @@ def test_costs_are_those_of_the_price_in_force() -> None:
 
 
 def test_an_hour_of_traffic_takes_less_than_half_a_minute() -> None:
-    """Ten minutes in a sixth of ten times the bound: machines differ."""
+    """Ten minutes of it in a sixth of that, of a processor's own time."""
     load = workload("synthetic-conversation", seed=1, duration_s=600.0)
     world = make_world("drift", seed=1, duration_s=600.0)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     play(world, load, factory_of("fastest"), seed=1)
-    assert time.perf_counter() - began_s < 50.0
+    assert time.process_time() - began_s < 5.0
 
 
 @pytest.mark.parametrize("name", list(WORLDS))
