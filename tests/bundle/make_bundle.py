@@ -109,7 +109,9 @@ def make(work: Path, data: Path, seed: int, methods: Sequence[str] = METHODS) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=DATA, help="emptied first without --heads")
+    parser.add_argument(
+        "--out", type=Path, default=DATA, help="emptied first without --heads and --work"
+    )
     parser.add_argument(
         "--heads", nargs="+", choices=METHODS, help="only these, for the target that --out holds"
     )
