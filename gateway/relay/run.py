@@ -39,6 +39,7 @@ from gateway.relay.mailbox import Mailbox
 from gateway.relay.moves import (
     Abandon,
     Action,
+    Blocked,
     Cancel,
     ClientGone,
     Commit,
@@ -145,8 +146,8 @@ class Run:
     def _cancel_open(self, failure: FailureClass, *, is_clients: bool = False) -> None:
         """End what still runs: `failure` is of the answer the client got or would have got."""
         running = [exchange for exchange in self._exchanges if not exchange.is_closed]
-        for exchange in sorted(running, key=lambda one: not one.outcome.is_committed):
-            is_first = exchange.outcome.is_committed or exchange is running[0]
+        for exchange in running:
+            is_first = exchange is running[0]  # whoever was before a committed one has ended
             exchange.outcome.client_gone = is_clients and is_first
             exchange.cancel(failure if is_first else FailureClass.OUTPACED)
             exchange.close_books()
@@ -156,6 +157,12 @@ class Run:
         if isinstance(event, Failed | Skipped) and Finish(event.attempt) not in actions:
             exchange = self._exchanges[event.attempt - 1]
             if not exchange.is_closed:
+                exchange.close_books()
+        elif isinstance(event, Blocked) and not self._machine.is_over:
+            # It ran beside one that goes on, and has done nothing for the client.
+            exchange = self._exchanges[event.attempt - 1]
+            if not exchange.is_closed:
+                exchange.cancel(FailureClass.OUTPACED)
                 exchange.close_books()
 
     # Actions

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import LedgerUnavailable
+from gateway.ledger.records import Hold, HoldRequest
 from tests.support.relaying import (
     DONE,
     GOOD,
@@ -112,6 +114,39 @@ async def test_key_without_budget_for_both_is_not_hedged(tmp_path: Path) -> None
             result, client = await world.run()
         assert client.headers["x-looprouter-endpoint"] == winner, budget_nanos
         assert result.error is None
+
+
+async def test_hedge_that_is_blocked_holds_no_place_while_the_first_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(connection: Connection) -> None:
+        await connection.read_request()
+        await asyncio.sleep(0.6)
+        await connection.begin_stream()
+        await connection.send_chunk(ROLE + token("late") + STOP + usage_frame(11, 2) + DONE)
+        await connection.end_stream()
+
+    async with relay_world(tmp_path, late, GOOD, policy=HEDGE) as world:
+        world.fleet.ttft_p95_s = lambda endpoint_id, facts: 0.1  # type: ignore[method-assign]  # a known delay
+        reserve, num_asked = world.ledger.reserve, 0
+
+        async def once(request: HoldRequest) -> Hold:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked > 1:
+                raise LedgerUnavailable("gone")
+            return await reserve(request)
+
+        monkeypatch.setattr(world.ledger, "reserve", once)
+        running = asyncio.ensure_future(world.run())
+        await asyncio.sleep(0.4)
+        assert num_asked == 2
+        assert sorted(each.in_flight for each in world.fleet.by_key.values()) == [0, 1]
+        result, client = await running
+
+        assert [each.in_flight for each in world.fleet.by_key.values()] == [0, 0]
+    assert client.text == "late"
+    assert [outcome.failure for outcome in result.outcomes] == [""]
 
 
 # The floor
