@@ -15,7 +15,7 @@ class HedgeBudget:
 
     def begin(self, share_max: float) -> None:
         """A request has begun; once each, whether or not it could be hedged."""
-        self._saved = min(max(SAVED_MAX, self._saved), self._saved + share_max)
+        self._saved = min(SAVED_MAX, self._saved + share_max)
 
     def take(self) -> bool:
         """Spend one permit; False when there is none."""
