@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +103,10 @@ def _played(tasks: Sequence[Task], jobs: int) -> Iterable[Played]:
     if jobs == 1:
         yield from map(run_task, tasks)
         return
+    # Here, for they would be a tenth of the start of every other command.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for number, played in enumerate(pool.map(run_task, tasks), 1):
             if sys.stderr.isatty():
