@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from gateway.errors import PolicyError
-from gateway.policy.parse import check
+from gateway.policy.parse import Report, check
 from gateway.policy.policy import Policy
+from gateway.policy.problems import Problems
 from gateway.policy.schema import By, Capability, Duration, Positive, Price, Share, SurfaceName
 from gateway.policy.units import parse_duration
 from gateway.policy.yaml_guard import read_yaml
 
-PROBLEMS_MAX = 50  # reported at once
 _Text = Annotated[str, Meta(min_length=1, max_length=256)]
 _Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 _Amount = Annotated[float, Meta(gt=0, le=1e9)]
@@ -117,21 +117,22 @@ def load_cases(text: bytes, *, source: str = "") -> CasesFile:
     except PolicyError as error:
         message = str(error).replace("the policy", "the file")
         raise PolicyError(f"{source}: {message}" if source else message) from error
-    found: list[str] = []
+    problems = Problems(lines, source)
 
     def report(path: str, message: str) -> None:
-        path = "the file" if path == "the policy" else path
-        found.append(f"{path}: {message}{_line(lines, path)}")
+        problems.report("the file" if path == "the policy" else path, message)
 
     if not isinstance(raw, dict):
         report("the file", "must be a mapping that begins with `version: 1`")
-        raise _problems(found, source)
+        problems.raise_any()
     try:
         spec = msgspec.convert(raw, CasesFile)
     except msgspec.ValidationError as error:
         # It stops at the first problem; the slow walk finds them all, with better words.
         check(raw, CasesFile, "", report)
-        raise _problems(found or [str(error)], source) from error
+        problems.raise_any()
+        said = f"{source}: {error}" if source else str(error)
+        raise PolicyError(said, (str(error),)) from error
     if not spec.cases:
         report("cases", "there is none; add one")
     for path, duration in _durations(spec):
@@ -140,8 +141,7 @@ def load_cases(text: bytes, *, source: str = "") -> CasesFile:
         except ValueError as error:
             report(path, f"{error}; use a shorter one")
     _check_expectations(spec, report)
-    if found:
-        raise _problems(found, source)
+    problems.raise_any()
     return spec
 
 
@@ -151,10 +151,10 @@ def check_names(spec: CasesFile, policies: dict[int, Policy], *, source: str = "
 
     `policies`: by index of the case. Raises PolicyError.
     """
-    found: list[str] = []
+    problems = Problems({}, source)
     everywhere = {eid for policy in policies.values() for eid in policy.endpoints}
     for endpoint_id in spec.fleet:
-        _check_name(f"fleet.{endpoint_id}", endpoint_id, everywhere, found)
+        _check_name(f"fleet.{endpoint_id}", endpoint_id, everywhere, problems.report)
     for idx, case in enumerate(spec.cases):
         policy, at, expect = policies[idx], f"cases[{idx}]", case.expect
         known = set(policy.endpoints)
@@ -165,12 +165,11 @@ def check_names(spec: CasesFile, policies: dict[int, Policy], *, source: str = "
         if expect.endpoint is not None:
             named.append((f"{at}.expect.endpoint", expect.endpoint))
         for path, endpoint_id in named:
-            _check_name(path, endpoint_id, known, found)
+            _check_name(path, endpoint_id, known, problems.report)
         if expect.route is not None:
             routes = {route.name for route in policy.routes}
-            _check_name(f"{at}.expect.route", expect.route, routes, found, what="route")
-    if found:
-        raise _problems(found, source)
+            _check_name(f"{at}.expect.route", expect.route, routes, problems.report, what="route")
+    problems.raise_any()
 
 
 def instant_of(spec: CasesFile) -> float | None:
@@ -180,7 +179,7 @@ def instant_of(spec: CasesFile) -> float | None:
     return (spec.at if spec.at.tzinfo else spec.at.replace(tzinfo=UTC)).timestamp()
 
 
-def _check_expectations(spec: CasesFile, report: Any) -> None:
+def _check_expectations(spec: CasesFile, report: Report) -> None:
     seen: dict[str, int] = {}
     for idx, case in enumerate(spec.cases):
         at, expect = f"cases[{idx}].expect", case.expect
@@ -199,13 +198,13 @@ def _check_expectations(spec: CasesFile, report: Any) -> None:
 
 
 def _check_name(
-    path: str, name: str, known: set[str], found: list[str], *, what: str = "endpoint"
+    path: str, name: str, known: set[str], report: Report, *, what: str = "endpoint"
 ) -> None:
     if name in known:
         return
     close = difflib.get_close_matches(name, sorted(known), n=1)
     hint = f"did you mean `{close[0]}`?" if close else f"use {', '.join(sorted(known)[:8])}"
-    found.append(f"{path}: {name[:64]!r} is no {what} of the policy; {hint}")
+    report(path, f"{name[:64]!r} is no {what} of the policy; {hint}")
 
 
 def _durations(spec: CasesFile) -> list[tuple[str, str]]:
@@ -222,24 +221,3 @@ def _durations(spec: CasesFile) -> list[tuple[str, str]]:
         if case.request.deadline is not None:
             found.append((f"cases[{idx}].request.deadline", case.request.deadline))
     return found
-
-
-def _line(lines: dict[str, int], path: str) -> str:
-    while path:
-        if path in lines:
-            return f" (line {lines[path]})"
-        cut = max(path.rfind("."), path.rfind("["))
-        path = path[:cut] if cut > 0 else ""
-    return ""
-
-
-def _problems(found: list[str], source: str) -> PolicyError:
-    shown = list(dict.fromkeys(found))
-    text = "\n".join(shown[:PROBLEMS_MAX])
-    if len(shown) > PROBLEMS_MAX:
-        text += f"\n… and {len(shown) - PROBLEMS_MAX} more"
-    if source:
-        text = (
-            f"{source}: {text}" if len(shown) == 1 else f"{source}: {len(shown)} problems\n{text}"
-        )
-    return PolicyError(text, tuple(shown))

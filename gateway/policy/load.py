@@ -21,6 +21,7 @@ from gateway.policy.policy import (
     Retry,
     Timeouts,
 )
+from gateway.policy.problems import Problems
 from gateway.policy.resolve import Report, index_endpoint, resolve_endpoint, resolve_provider
 from gateway.policy.routes import Route, compile_route, covers
 from gateway.policy.schema import PolicySpec, Unpriced
@@ -29,42 +30,9 @@ from gateway.policy.self_hosted import check_self_hosted
 from gateway.policy.units import nanos_of, parse_duration, picos_of
 from gateway.policy.yaml_guard import read_yaml
 
-PROBLEMS_MAX = 50  # reported at once
 VERSION_CHARS = 16
 
 __all__ = ["Policy", "load_policy"]
-
-
-class _Problems:
-    """Collects what is wrong; raises it all together."""
-
-    def __init__(self, lines: dict[str, int], source: str) -> None:
-        self._lines = lines
-        self._source = source
-        self._found: list[str] = []
-
-    def report(self, path: str, message: str) -> None:
-        self._found.append(f"{path}: {message}{self._line(path)}")
-
-    def raise_any(self) -> None:
-        if not self._found:
-            return
-        shown = list(dict.fromkeys(self._found))
-        text = "\n".join(shown[:PROBLEMS_MAX])
-        if len(shown) > PROBLEMS_MAX:
-            text += f"\n… and {len(shown) - PROBLEMS_MAX} more"
-        prefix = f"{self._source}: " if self._source and len(shown) == 1 else ""
-        if self._source and len(shown) > 1:
-            prefix = f"{self._source}: {len(shown)} problems\n"
-        raise PolicyError(prefix + text, tuple(shown))
-
-    def _line(self, path: str) -> str:
-        while path:
-            if path in self._lines:
-                return f" (line {self._lines[path]})"
-            cut = max(path.rfind("."), path.rfind("["))
-            path = path[:cut] if cut > 0 else ""
-        return ""
 
 
 def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str = "") -> Policy:
@@ -75,7 +43,7 @@ def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str =
     `warnings`); None checks no keys. Raises PolicyError with every problem found.
     """
     raw, lines = read_yaml(text)
-    problems = _Problems(lines, source)
+    problems = Problems(lines, source)
     if not isinstance(raw, dict):
         raise PolicyError("the policy must be a mapping that begins with `version: 1`")
     if find_secrets(raw, "", problems.report):
@@ -97,7 +65,7 @@ def _compile(
     text: bytes,
     environ: Mapping[str, str] | None,
     source: str,
-    problems: _Problems,
+    problems: Problems,
 ) -> Policy:
     report = problems.report
     _check_durations(spec, report)
