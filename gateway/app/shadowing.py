@@ -69,8 +69,8 @@ async def shadowing(gateway: Gateway, path: Path | None) -> AsyncIterator[None]:
         version=lambda: source.current.version,
         source=str(path),
         wall_clock=gateway.wall_clock,
+        policy_error=lambda: source.last_error,
     )
-    shadow.policy_error = lambda: source.last_error
 
     async def renewed(current: Policy) -> None:
         await policy.renewed(current)

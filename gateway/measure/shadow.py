@@ -8,7 +8,7 @@ counted, so the figures are those of a sample.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
@@ -123,7 +123,7 @@ class Tally:
     )
     seconds: Sums = field(default_factory=Sums)
     dollars: Sums = field(default_factory=Sums)
-    pairs: OrderedDict[tuple[str, str, str], tuple[Sums, Sums]] = field(default_factory=OrderedDict)
+    pairs: dict[tuple[str, str, str], tuple[Sums, Sums]] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
     last_error: str = ""
 
@@ -139,6 +139,7 @@ class Shadow:
         version: Callable[[], str],
         source: str,
         wall_clock: Callable[[], float],
+        policy_error: Callable[[], str] = str,
     ) -> None:
         self._judge = judge
         self._counters = ShadowCounters(registry)
@@ -147,7 +148,7 @@ class Shadow:
         self._wall_clock = wall_clock
         self._queue: deque[tuple[RequestFacts, Plan, FleetView, Any]] = deque()
         self._num_skipped = 0  # not yet in the tally
-        self.policy_error: Callable[[], str] = str
+        self._policy_error = policy_error
         self.restart()
 
     def restart(self) -> None:
@@ -236,7 +237,7 @@ class Shadow:
         return {
             "source": self._source,
             "policy_version": self._version(),
-            "policy_error": self.policy_error(),
+            "policy_error": self._policy_error(),
             "since_unix_s": self._since_unix_s,
             **tally.counts,
             "predicted": {
