@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.errors import FailureClass
 from gateway.relay.attempts import AttemptLimits, AttemptMachine
@@ -63,7 +64,7 @@ happenings = st.one_of(
 scripts = st.lists(st.tuples(happenings, st.floats(0.0, 3.0)), max_size=40)
 
 
-def event_of(what: str, attempt: int, more: object) -> Event:
+def event_of(what: str, attempt: int, more: object, step: int) -> Event:
     made: dict[str, Event] = {
         "tick": Tick(), "gone": ClientGone(), "stop": Stop(),
         "skipped": Skipped(attempt), "blocked": Blocked(attempt),
@@ -73,7 +74,13 @@ def event_of(what: str, attempt: int, more: object) -> Event:
     if what == "read":
         assert isinstance(more, list)
         # Every piece has its own payload, so that a byte can be told from every other.
-        return Read(attempt, more)
+        return Read(
+            attempt,
+            [
+                structs.replace(piece, payload=b"%d/%d/%d " % (attempt, step, idx) + piece.payload)
+                for idx, piece in enumerate(more)
+            ],
+        )
     if what == "sent":
         assert isinstance(more, float)
         return Sent(attempt, 20.0, None, more)
@@ -94,7 +101,7 @@ class Witness:
         self.terminal: list[Action] = []
         self.cancelled: list[int] = []
 
-    def hear(self, event: Event, machine: AttemptMachine) -> None:
+    def hear(self, event: Event) -> None:
         if isinstance(event, Read) and event.attempt in self.running:
             self.read.setdefault(event.attempt, []).extend(event.pieces)
         if isinstance(event, ENDS) and event.attempt in self.running:
@@ -155,15 +162,15 @@ def run(
     )  # fmt: skip
     witness = Witness()
     witness.see(machine.start(now))
-    for (what, back, more), pause_s in script:
+    for step, ((what, back, more), pause_s) in enumerate(script):
         now += pause_s
         deadline = machine.next_deadline()
         if deadline is not None and deadline < now:
             witness.see(machine.handle(Tick(), deadline))
         attempt = max(1, len(witness.dispatched) - back)
-        event = event_of(what, attempt, more)
+        event = event_of(what, attempt, more, step)
         if not machine.is_over:
-            witness.hear(event, machine)
+            witness.hear(event)
         witness.see(machine.handle(event, now))
     num_ticks = 0
     while (deadline := machine.next_deadline()) is not None:
