@@ -34,7 +34,7 @@ from gateway.stats.predictive import (
 
 DIGITS = 6
 _SLOW = "preferred: below the request's preferred speed"
-_LOST: dict[str, str] = {
+LOST: dict[str, str] = {
     "fastest": "fallback: predicted to finish later",
     "balanced": "fallback: time and money together are worse",
     "cheapest": "fallback: costs more, or may miss the deadline",
@@ -59,7 +59,7 @@ def candidates_of(
     """
     ranking = rank(facts, view, policy, tried)
     places = ranking.asked.places
-    lost, outcome = _LOST[plan.preference], "fallback"
+    lost, outcome = LOST[plan.preference], "fallback"
     if not facts.preferences.allow_fallbacks and not facts.preferences.order:
         lost, outcome = "allow_fallbacks: the request forbids falling over", "lost"
     peers = {entry.rates.id for entry in peers_of(ranking)}

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from math import exp, isclose, log
 from statistics import correlation, fmean, pstdev
+from typing import get_args
 
 import msgspec
 import pytest
@@ -26,10 +27,11 @@ from gateway.core import (
 from gateway.errors import NoEligibleEndpoint
 from gateway.policy.asked import KINDS_MAX
 from gateway.policy.decide import BALANCING, BAND, FIRST, decide, rank
-from gateway.policy.explain import candidates_of
+from gateway.policy.explain import LOST, candidates_of
 from gateway.policy.load import load_policy
 from gateway.policy.marginal import added_seconds, cost_nanos
 from gateway.policy.policy import Policy
+from gateway.policy.schema import By
 from gateway.policy.score import NOT_MEASURED, NUM_DRAWS, drawn_s
 from gateway.prices.rows import bucket_picos
 from gateway.stats.seeded import Seeded
@@ -386,4 +388,4 @@ def test_equal_beliefs_draw_apart_and_other_snapshots_otherwise() -> None:
 
 
 def test_every_preference_has_its_words() -> None:
-    assert set(FIRST) >= BALANCING | {"cheapest", "throughput", "latency", "price"}
+    assert set(FIRST) == set(LOST) == set(get_args(By)) > BALANCING
