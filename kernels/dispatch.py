@@ -6,7 +6,7 @@ GPUs) may offer a part of the table, or not load at all; the reference serves wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import interface, specs
 from kernels.interface import Int8Weight
+from kernels.ops.launching import IS_INTERPRETED
 from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
 from kernels.reference.linear_dense import linear_dense
@@ -86,35 +87,46 @@ class Ops:
         return self.names[op]
 
 
-def select(device: str, implementation: str = "auto") -> Ops:
+def select(device: str, implementation: str = "auto", *, withheld: Collection[str] = ()) -> Ops:
     """The ops for a torch device ("cpu", "cuda:0"). "auto" takes the fastest that loads.
 
-    Raises ValueError for an unknown implementation, one that this device cannot have, or one that
-    is asked for by name and does not load.
+    `withheld`: ops that torch serves whatever is offered, as `kernels.doctor` found. Raises
+    ValueError for an unknown implementation, one that this device cannot have, or one that is asked
+    for by name and does not load.
     """
     if implementation not in IMPLEMENTATIONS:
         choices = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"kernels {implementation!r} are unknown; use one of {choices}")
     wanted = implementation
+    is_cpu = device.split(":")[0] == "cpu"
     if wanted == "auto":
-        wanted = "native" if device.split(":")[0] == "cpu" else "triton"
+        wanted = "native" if is_cpu else "triton"
     if wanted == "reference":
         return build({}, wanted)
-    if (wanted == "native") != (device.split(":")[0] == "cpu"):
-        raise ValueError(f"{wanted} kernels do not run on {device}; use auto or reference")
+    if wanted == "triton" and is_cpu and not IS_INTERPRETED:
+        raise ValueError(
+            f"triton kernels do not run on {device}: they need a GPU, or for tests the variable "
+            "TRITON_INTERPRET=1 before the start; use auto or reference"
+        )
+    if wanted == "native" and not is_cpu:
+        raise ValueError(f"native kernels do not run on {device}; use auto or reference")
     offered = _load(wanted)
     if offered is None and implementation != "auto":
         raise ValueError(f"{wanted} kernels do not load on this machine; use auto or reference")
-    return build(offered or {}, wanted)
+    return build(offered or {}, wanted, withheld=withheld)
 
 
-def build(offered: Mapping[str, Callable[..., Any]], name: str) -> Ops:
-    """`offered` ops under `name`, and the reference's for the rest."""
+def build(
+    offered: Mapping[str, Callable[..., Any]], name: str, *, withheld: Collection[str] = ()
+) -> Ops:
+    """`offered` ops but the `withheld` ones under `name`, and the reference's for the rest."""
     unknown = sorted(set(offered) - set(specs.BY_NAME) - {"pack_int8", "capture"})
     if unknown:
         raise ValueError(f"{name} kernels offer {', '.join(unknown)}, which kernels.specs lacks")
     if ("linear_int8" in offered) != ("pack_int8" in offered):
         raise ValueError(f"{name} kernels must offer linear_int8 and pack_int8 together")
+    left_out = {*withheld, "pack_int8"} if "linear_int8" in withheld else set(withheld)
+    offered = {op: function for op, function in offered.items() if op not in left_out}
     chosen = {op: offered.get(op, function) for op, function in REFERENCE.items()}
     pack = cast("Callable[[Tensor], Int8Weight]", offered.get("pack_int8", pack_int8))
     names = {op: name if op in offered else "reference" for op in REFERENCE}

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels import interface
+from kernels import ops as triton_ops
 from kernels.dispatch import REFERENCE, Ops, build, select
+from kernels.reference.linear_int8 import pack_int8
 from kernels.specs import OPS
 from tests.support.native_kernels import native_ops
 
@@ -108,11 +110,44 @@ def test_int8_comes_with_its_packing() -> None:
         build({"linear_int8": lambda: None}, "half")
 
 
+def test_withheld_ops_fall_back_singly() -> None:
+    offered = {op: (lambda: None) for op in ("gated_mul", "linear_int8", "pack_int8", "sample")}
+
+    ops = build(offered, "half", withheld={"linear_int8": "wrong numbers", "sample": "it hung"})
+
+    assert ops.name_of("gated_mul") == "half"
+    for op in ("linear_int8", "sample"):
+        assert ops.name_of(op) == "reference"
+        assert getattr(ops, op) is REFERENCE[op]
+    # A weight that others packed would be no use to torch's op.
+    assert ops.pack_int8 is pack_int8
+
+
+def test_triton_says_why_it_does_not_load(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert triton_ops.load() is None
+    assert "torch finds no GPU" in caplog.text
+    monkeypatch.setattr(triton_ops, "find_spec", lambda name: None)
+    assert triton_ops.load() is None
+    assert "triton is not installed" in caplog.text
+    # On a device that could have them, torch serves and nobody is stopped.
+    assert select("cuda:0").name_of("sample") == "reference"
+    with pytest.raises(ValueError, match="triton kernels do not load on this machine"):
+        select("cuda:0", "triton")
+
+
 @pytest.mark.parametrize(
     ("device", "implementation", "message"),
     [
         ("cpu", "cutlass", "'cutlass' are unknown; use one of auto, reference, native, triton"),
-        ("cpu", "triton", "triton kernels do not run on cpu"),
+        (
+            "cpu",
+            "triton",
+            "triton kernels do not run on cpu: they need a GPU, .*TRITON_INTERPRET=1",
+        ),
         ("cuda:0", "native", "native kernels do not run on cuda:0"),
     ],
 )
