@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from gateway.store import ledger_tables
+from gateway.store import batch_tables, ledger_tables
 from gateway.store.metadata import metadata
 
 __all__ = [
     "audit_events",
+    "batch_tables",
     "changes",
     "endpoint_state",
     "idempotency",
