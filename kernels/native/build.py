@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels.cache_folder import cache_folder
+
 SOURCES = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
 COMPILERS_AT_ONCE = 2
@@ -42,12 +44,9 @@ class BuildError(Exception):
 def default_cache_folder() -> Path:
     """The platform's own; a caller that reads the environment may give another one."""
     try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise BuildError(f"there is no home folder to keep the library in: {error}") from error
-    if platform.system() == "Darwin":
-        return home / "Library/Caches/looprouter/native"
-    return home / ".cache/looprouter/native"
+        return cache_folder("native")
+    except OSError as error:
+        raise BuildError(f"the library cannot be kept: {error}") from error
 
 
 def find_compiler(compiler: str | None = None) -> str:
@@ -61,7 +60,7 @@ def find_compiler(compiler: str | None = None) -> str:
 
 
 def library(
-    cache_folder: Path | None = None,
+    folder: Path | None = None,
     *,
     compiler: str | None = None,
     machine_options: Sequence[str] | None = None,
@@ -73,7 +72,7 @@ def library(
     """
     found = find_compiler(compiler)
     options = (*OPTIONS, *(_machine_options() if machine_options is None else machine_options))
-    folder = cache_folder or default_cache_folder()
+    folder = folder or default_cache_folder()
     target = folder / f"ops-{_key(found, options)}.so"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
