@@ -15,7 +15,7 @@ from gateway.cli.support import print_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gateway.simulator.routing.bench import CellResult, Played, Task
+    from gateway.simulator.routing.bench import CellResult, Played, Ratio, Task
 
 MAIN_WORLDS = "drift,regime,outage"
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -136,18 +136,23 @@ def _show(result: CellResult) -> None:
     )
 
 
-def _ratio(found: tuple[float, float, float] | None) -> str:
-    return "" if found is None else f"{found[0]:.2f}x [{found[1]:.2f}, {found[2]:.2f}]"
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return ""
+    value, low, high = found
+    return f"{value:.2f}x" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
 
 
 def _write(results: Sequence[CellResult], out: Path, duration_s: float) -> None:
+    from gateway.simulator.routing.losses import losses, losses_table
     from gateway.simulator.routing.plots import plots
-    from gateway.simulator.routing.report import as_json, as_markdown, losses
+    from gateway.simulator.routing.report import as_json, as_markdown
 
     out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["looprouter", *sys.argv[1:]])
     (out / "report.md").write_text(as_markdown(results, command, duration_s), encoding="utf-8")
     (out / "report.json").write_bytes(as_json(results))
+    (out / "losses.md").write_text("\n".join(losses_table(results)) + "\n", encoding="utf-8")
     for name, svg in plots(results).items():
         (out / name).write_text(svg, encoding="utf-8")
     click.echo(f"\nwritten to {out}; worse than a rival in {len(losses(results))} figures")

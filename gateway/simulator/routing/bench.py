@@ -23,15 +23,17 @@ from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.workloads.registry import workload
 from gateway.simulator.routing.worlds import NAMES, NUM_ENDPOINTS, WORLDS, make_world
 from gateway.stats.bootstrap import bootstrap_interval
-from gateway.stats.intervals import Measured
 
 CLAIRVOYANT = "clairvoyant_greedy"
 NUM_RESAMPLES = 2_000
+RESAMPLING_SEED = 12_345
 # Baselines get a limit that most of their products do not set: with the SDK's 600 s a single hang
 # would decide every comparison.
 FIRST_TOKEN_TIMEOUT_S = 30.0
 # What is compared: smaller is better.
 COMPARED: tuple[str, ...] = ("mean_s", "p50_s", "p95_s", "p99_s", "usd_per_kchar")
+
+Ratio = tuple[float, float | None, float | None]  # and its interval; None: one seed has none
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,12 +148,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     other: str
     figure: str
     change: float  # mean over seeds of ours / theirs − 1
-    low: float
-    high: float
+    low: float | None  # None: one seed shows no spread
+    high: float | None
 
     @property
     def verdict(self) -> str:
-        """No claim where the interval crosses 0."""
+        """No claim where the interval crosses 0, or where there is none."""
+        if self.low is None or self.high is None:
+            return "no claim"
         if self.high < 0.0:
             return "better"
         return "worse" if self.low > 0.0 else "no claim"
@@ -164,7 +168,7 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     workload: str
     means: dict[str, dict[str, float | None]]  # router → figure → mean over seeds
-    regrets: dict[str, dict[str, tuple[float, float, float]]]  # router → figure → ratio, interval
+    regrets: dict[str, dict[str, Ratio]]  # router → figure
     comparisons: tuple[Comparison, ...]
 
 
@@ -178,31 +182,18 @@ def summarise(played: Sequence[Played]) -> list[CellResult]:
 
 def _summarise_cell(rows: Sequence[Played]) -> CellResult:
     routers = tuple(rows[0].figures)
-    rng = np.random.default_rng(12_345)
-    regrets: dict[str, dict[str, tuple[float, float, float]]] = {}
-    comparisons = []
+    regrets: dict[str, dict[str, Ratio]] = {}
+    if CLAIRVOYANT in routers:
+        regrets = {name: _ratios(rows, name, CLAIRVOYANT) for name in routers}
+    comparisons: list[Comparison] = []
     for name in routers:
-        if CLAIRVOYANT in routers:
-            regrets[name] = {
-                figure: _bounds(_ratio(rows, name, CLAIRVOYANT, figure, rng)) for figure in COMPARED
-            }
         if name not in PREFERENCES:
             continue
         for other in routers:
             if other == name:
                 continue
-            for figure in COMPARED:
-                found = _ratio(rows, name, other, figure, rng)
-                comparisons.append(
-                    Comparison(
-                        router=name,
-                        other=other,
-                        figure=figure,
-                        change=found.value - 1.0,
-                        low=found.low - 1.0,
-                        high=found.high - 1.0,
-                    )
-                )
+            known = regrets[name] if other == CLAIRVOYANT else _ratios(rows, name, other)
+            comparisons += [_comparison(name, other, *each) for each in known.items()]
     return CellResult(
         cell=rows[0].cell,
         seeds=tuple(row.seed for row in rows),
@@ -213,23 +204,40 @@ def _summarise_cell(rows: Sequence[Played]) -> CellResult:
     )
 
 
-def _ratio(
-    rows: Sequence[Played], name: str, other: str, figure: str, rng: np.random.Generator
-) -> Measured:
-    """Mean over seeds of one router's figure over another's, and its interval."""
-    ratios = np.array(
-        [
-            getattr(row.figures[name], figure) / max(1e-12, getattr(row.figures[other], figure))
-            for row in rows
-        ]
+def _comparison(router: str, other: str, figure: str, ratio: Ratio) -> Comparison:
+    value, low, high = ratio
+    return Comparison(
+        router=router,
+        other=other,
+        figure=figure,
+        change=value - 1.0,
+        low=None if low is None else low - 1.0,
+        high=None if high is None else high - 1.0,
     )
+
+
+def _ratios(rows: Sequence[Played], name: str, other: str) -> dict[str, Ratio]:
+    """By figure: the mean over seeds of one router's over another's, and its interval."""
+    return {
+        figure: ratio_of(
+            [getattr(row.figures[name], figure) for row in rows],
+            [getattr(row.figures[other], figure) for row in rows],
+        )
+        for figure in COMPARED
+    }
+
+
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """
+    Mean of ours / theirs over pairs, with its 95 % bootstrap interval from two pairs on.
+
+    Every call resamples alike, so no interval hangs on what else was compared.
+    """
+    ratios = np.array(ours) / np.maximum(1e-12, np.array(theirs))
     if len(ratios) < 2:
-        value = float(ratios[0])
-        return Measured(value, float("-inf"), float("inf"), 1.0, 0.95)
-    return bootstrap_interval(ratios, rng, num_resamples=NUM_RESAMPLES)
-
-
-def _bounds(found: Measured) -> tuple[float, float, float]:
+        return float(ratios[0]), None, None
+    rng = np.random.default_rng(RESAMPLING_SEED)
+    found = bootstrap_interval(ratios, rng, num_resamples=NUM_RESAMPLES)
     return found.value, found.low, found.high
 
 

@@ -8,10 +8,10 @@ from itertools import groupby
 import msgspec
 
 from gateway.simulator.routing.baselines.registry import BASELINES
-from gateway.simulator.routing.bench import CLAIRVOYANT, CellResult, Comparison
+from gateway.simulator.routing.bench import CLAIRVOYANT, CellResult, Ratio
+from gateway.simulator.routing.losses import is_rival, losses_table
 from gateway.simulator.routing.ours import PREFERENCES
 
-SEEDS_MIN = 2  # seeds from which on an interval can be shown
 _SHOWN = (
     ("p50_s", "p50 s"),
     ("p95_s", "p95 s"),
@@ -56,28 +56,14 @@ def as_markdown(results: Sequence[CellResult], command: str, duration_s: float) 
     ]
     for result in results:
         lines += _cell(result)
+    lines += ["## Losses", "", *losses_table(results), ""]
     lines += ["## Where each rule is written down", ""]
     lines += [f"- `{name}`: {baseline.source}" for name, baseline in BASELINES.items()]
     return "\n".join(lines) + "\n"
 
 
-def losses(results: Sequence[CellResult]) -> list[Comparison]:
-    """Where one of ours is worse than a rival that sees no more than it does."""
-    return [
-        each
-        for result in results
-        for each in result.comparisons
-        if each.verdict == "worse" and each.other not in PREFERENCES and _is_rival(each.other)
-    ]
-
-
-def _is_rival(name: str) -> bool:
-    return name in BASELINES and not BASELINES[name].is_clairvoyant
-
-
 def _cell(result: CellResult) -> list[str]:
-    num = len(result.seeds)
-    lines = [f"## {result.cell.name}", "", f"{result.workload}; {num} seeds.", ""]
+    lines = [f"## {result.cell.name}", "", f"{result.workload}; {len(result.seeds)} seeds.", ""]
     routers = sorted(result.means, key=lambda name: result.means[name]["p95_s"] or 0.0)
     events = [
         (figure, shown)
@@ -91,8 +77,8 @@ def _cell(result: CellResult) -> list[str]:
         means, regret = result.means[name], result.regrets.get(name, {})
         cells = [
             f"**{name}**" if name in PREFERENCES else name,
-            _interval(regret.get("p50_s"), num),
-            _interval(regret.get("p95_s"), num),
+            _interval(regret.get("p50_s")),
+            _interval(regret.get("p95_s")),
             *(_number(means.get(figure)) for figure, _ in columns),
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -102,7 +88,7 @@ def _cell(result: CellResult) -> list[str]:
 def _claims(result: CellResult) -> list[str]:
     """One line for each of ours: whom it beats, to whom it loses, in p95 and in money."""
     lines = []
-    rivals = [each for each in result.comparisons if _is_rival(each.other)]
+    rivals = [each for each in result.comparisons if is_rival(each.other)]
     for router, theirs in groupby(rivals, key=lambda each: each.router):
         listed = list(theirs)
         for figure, shown in (("p95_s", "p95"), ("usd_per_kchar", "$")):
@@ -121,11 +107,11 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names) or "none"
 
 
-def _interval(found: tuple[float, float, float] | None, num_seeds: int) -> str:
+def _interval(found: Ratio | None) -> str:
     if found is None:
         return ""
     value, low, high = found
-    return f"{value:.2f}x" + (f" [{low:.2f}, {high:.2f}]" if num_seeds >= SEEDS_MIN else "")
+    return f"{value:.2f}x" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
 
 
 def _number(value: float | None) -> str:

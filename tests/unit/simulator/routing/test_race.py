@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ from click.testing import CliRunner
 
 from gateway.cli import cli
 from gateway.simulator.routing.bench import Cell, Played, Task, cells_of, run_task, summarise
+from gateway.simulator.routing.losses import losses, losses_table
 from gateway.simulator.routing.measures import Figures
-from gateway.simulator.routing.plots import regret_plot
-from gateway.simulator.routing.report import as_json, as_markdown, losses
+from gateway.simulator.routing.plots import LABEL_X, TICK_APART, regret_plot
+from gateway.simulator.routing.report import as_json, as_markdown
 
 RIVALS = ("litellm_lowest_latency", "sort_throughput", "clairvoyant_greedy")
 
@@ -101,7 +104,42 @@ def test_no_claim_where_the_interval_crosses_zero_and_losses_are_listed() -> Non
     level = [_row(cell, seed, ours, 2.0) for seed, ours in enumerate((1.0, 3.0, 2.1), 1)]
     worse = [_row(cell, seed, 3.0 + seed / 10, 2.0) for seed in (1, 2, 3)]
     assert not losses(summarise(level))
-    assert {each.figure for each in losses(summarise(worse))} >= {"p95_s"}
+    results = summarise(worse)
+    assert {each.figure for each in losses(results)} >= {"p95_s"}
+    *_, row = losses_table(results)
+    assert "| calm, x1, 6 endpoints | `fastest` | p95 | 1 of 1 | `round_robin` | 60% [5" in row
+    assert losses_table(summarise(level)) == ["None whose interval is clear of 0."]
+
+
+def test_one_seed_has_ratios_and_no_intervals_and_claims_nothing() -> None:
+    (result,) = summarise([_row(Cell(world="calm"), 1, 1.0, 2.0)])
+    [found] = [each for each in result.comparisons if each.figure == "p95_s"]
+    assert (found.change, found.low, found.high) == (pytest.approx(-0.5), None, None)
+    assert found.verdict == "no claim"
+    assert b"nf" not in as_json([result])
+
+
+def test_the_clairvoyant_is_compared_once_and_alike_in_both_places() -> None:
+    cell = Cell(world="calm")
+    rows = [_row(cell, s, x, 2.0, "clairvoyant_greedy") for s, x in enumerate((2.2, 3.0, 2.1), 1)]
+    (result,) = summarise(rows)
+    value, low, high = result.regrets["fastest"]["p95_s"]
+    [found] = [each for each in result.comparisons if each.figure == "p95_s"]
+    assert low is not None
+    assert high is not None
+    assert (found.change, found.low, found.high) == (value - 1.0, low - 1.0, high - 1.0)
+
+
+def test_the_plot_holds_any_regret_and_its_labels_keep_apart() -> None:
+    cell = Cell(world="calm")
+    for ours_s in ((1.7, 1.9, 1.8), (2.0, 2.0, 2.0), (7.0, 9.0, 90.0), (400.0, 300.0, 500.0)):
+        rows = [_row(cell, s, x, 2.0, "clairvoyant_greedy") for s, x in enumerate(ours_s, 1)]
+        svg = regret_plot(summarise(rows)[0])
+        ticks = [float(x) for x in re.findall(r'x="([0-9.]+)" [^>]*text-anchor="middle"', svg)]
+        assert len(ticks) >= 3
+        assert all(b - a >= TICK_APART for a, b in pairwise(ticks))
+        assert all(float(x) < LABEL_X for x in re.findall(r'<circle cx="([0-9.]+)"', svg))
+        assert ("<path" in svg) == (max(ours_s) > 60.0)
 
 
 def test_report_names_every_router_and_is_valid_json_and_svg() -> None:
@@ -115,7 +153,9 @@ def test_report_names_every_router_and_is_valid_json_and_svg() -> None:
     assert json.loads(as_json(results))[0]["cell"]["world"] == "drift"
     plot = regret_plot(results[0])
     assert plot.startswith("<svg")
-    assert plot.count("<circle") == len(RIVALS) + 1
+    # Ours and the clairvoyant are round, others square; one more of each in the legend.
+    assert plot.count("<circle") == 2 + 2
+    assert plot.count('class="theirs"/>') == 2 + 1
 
 
 def test_cells_are_every_combination_and_unknown_names_are_refused() -> None:
@@ -148,7 +188,9 @@ def test_the_command_names_what_it_does_not_know() -> None:
         assert value in done.output
 
 
-def _row(cell: Cell, seed: int, ours_s: float, theirs_s: float) -> Played:
+def _row(
+    cell: Cell, seed: int, ours_s: float, theirs_s: float, other: str = "round_robin"
+) -> Played:
     def figures(p95_s: float) -> Figures:
         return Figures(
             num_requests=1, mean_s=p95_s, p50_s=p95_s, p95_s=p95_s, p99_s=p95_s, ttft_p50_s=1.0,
@@ -161,5 +203,5 @@ def _row(cell: Cell, seed: int, ours_s: float, theirs_s: float) -> Played:
         cell=cell,
         seed=seed,
         workload="made up",
-        figures={"fastest": figures(ours_s), "round_robin": figures(theirs_s)},
+        figures={"fastest": figures(ours_s), other: figures(theirs_s)},
     )
