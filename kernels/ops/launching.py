@@ -134,7 +134,9 @@ def _written_down(
             signature[name], constexprs[(index,)] = "constexpr", value
             continue
         signature[name] = _type_of(value)
-        if promises := _promises(value, target):
+        # Of a number that a kernel is not made for triton promises nothing.
+        is_open = parameter.do_not_specialize and not isinstance(value, Tensor)
+        if not is_open and (promises := _promises(value, target)):
             attrs[(index,)] = promises
     return Launch(kernel, grid, signature, constexprs, attrs, config.options(target))
 
