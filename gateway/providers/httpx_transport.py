@@ -27,10 +27,12 @@ from gateway.providers.pool import KeepAlivePool
 from gateway.providers.transport import (
     CONNECT_TIMEOUT_S,
     HEADERS_TIMEOUT_S,
+    Content,
     Headers,
     SendProgress,
     TransportCounters,
     TransportError,
+    UnsendableRequest,
     UpstreamRequest,
     UpstreamResponse,
     check_request,
@@ -237,6 +239,25 @@ class HttpxTransport:
             await client.aclose()
 
 
+class _Measured:
+    """Content that is checked to have the length it says: h11's own error would come out raw."""
+
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for piece in self._content:
+            num_bytes += len(piece)
+            if num_bytes > self._content.num_bytes:
+                break
+            yield piece
+        if num_bytes != self._content.num_bytes:
+            raise UnsendableRequest(
+                f"the content has {num_bytes} bytes where {self._content.num_bytes} were announced"
+            )
+
+
 class _HttpxResponse:
     """An open answer; see UpstreamResponse."""
 
@@ -293,10 +314,15 @@ def _prepare(request: UpstreamRequest, connect_timeout_s: float) -> httpx.Reques
         "write": WRITE_TIMEOUT_S,
         "pool": POOL_TIMEOUT_S,
     }
+    headers = [(b"accept-encoding", b"identity"), *request.headers]
+    content: bytes | _Measured | None = request.body if request.method == "POST" else None
+    if request.content is not None:
+        content = _Measured(request.content)
+        headers.append((b"content-length", b"%d" % request.content.num_bytes))
     return httpx.Request(
         request.method,
         request.url,
-        headers=[(b"accept-encoding", b"identity"), *request.headers],
-        content=request.body if request.method == "POST" else None,
+        headers=headers,
+        content=content,
         extensions={"timeout": timeout},
     )

@@ -23,6 +23,19 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}\Z")
 _VALUE = re.compile(rb"(?![ \t])[\t\x20-\x7e\x80-\xff]*(?<![ \t])\Z")
 
 
+class Content(Protocol):
+    """A body too large to be held whole: a file to upload."""
+
+    num_bytes: int
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Exactly `num_bytes`, in pieces, from the start each time it is called.
+
+        What it raises comes out of `send`, and the connection is closed.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamRequest:
     """A whole request; the transport adds Host and Content-Length and nothing else."""
@@ -31,6 +44,7 @@ class UpstreamRequest:
     url: str
     headers: Headers
     body: bytes = b""
+    content: Content | None = None  # instead of `body`; read only as fast as it is sent
     network: Network = Network.PUBLIC
     verify_tls: bool = True  # False only on private networks
 
@@ -53,7 +67,7 @@ class TransportError(LoopRouterError):
 
 
 class UnsendableRequest(ValueError):
-    """A request that may not be put on a wire; nothing was sent."""
+    """A request that may not be put on a wire; nothing was sent, or (content) not the whole."""
 
 
 class UpstreamResponse(Protocol):
@@ -102,6 +116,8 @@ def check_request(request: UpstreamRequest) -> None:
         raise UnsendableRequest("certificates go unchecked only with `network: private`")
     if request.method not in ("GET", "POST"):
         raise UnsendableRequest(f"method {request.method!r} is not used upstream")
+    if request.content is not None and (request.body or request.method != "POST"):
+        raise UnsendableRequest("content goes with POST, and in the place of a body")
     for name, value in request.headers:
         if not _NAME.match(name):
             raise UnsendableRequest(f"header name {name!r} is not an HTTP token")
