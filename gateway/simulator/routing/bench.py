@@ -16,11 +16,13 @@ import numpy as np
 from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.baselines.registry import BASELINES
 from gateway.simulator.routing.calibrating import with_calibration
-from gateway.simulator.routing.episode import RouterFactory, play
+from gateway.simulator.routing.cold import judged, with_coldness
+from gateway.simulator.routing.episode import Episode, RouterFactory, play
 from gateway.simulator.routing.measures import Figures, figures_of
 from gateway.simulator.routing.ours import PREFERENCES, OurRouter
 from gateway.simulator.routing.router import Router, Setting
 from gateway.simulator.routing.workloads.registry import workload
+from gateway.simulator.routing.world import World
 from gateway.simulator.routing.worlds import NAMES, NUM_ENDPOINTS, WORLDS, make_world
 from gateway.stats.bootstrap import bootstrap_interval
 
@@ -110,28 +112,62 @@ def _ours(name: str) -> RouterFactory:
 
 def run_task(task: Task) -> Played:
     """Play one seed of one cell with every router."""
+    load, world = traffic_of(task), world_of(task)
+    figures = {name: _figures(task, name, world, load) for name in task.routers}
+    return Played(cell=task.cell, seed=task.seed, workload=load.name, figures=figures)
+
+
+def traffic_of(task: Task) -> Workload:
+    """What comes in. Raises TraceError."""
     cell = task.cell
-    traces = Path(task.traces_dir) if task.traces_dir else None
     load = workload(
-        cell.workload, seed=task.seed, duration_s=task.duration_s, load=cell.load, traces_dir=traces
+        cell.workload,
+        seed=task.seed,
+        duration_s=task.duration_s,
+        load=cell.load,
+        traces_dir=_traces(task),
     )
-    if cell.deadline_s is not None:
-        load = _with_deadline(load, cell.deadline_s)
-    world = make_world(
-        cell.world, seed=task.seed, duration_s=task.duration_s, num_endpoints=cell.num_endpoints
+    return load if cell.deadline_s is None else _with_deadline(load, cell.deadline_s)
+
+
+def world_of(task: Task) -> World:
+    """Where it goes. Raises TraceError."""
+    return make_world(
+        task.cell.world,
+        seed=task.seed,
+        duration_s=task.duration_s,
+        num_endpoints=task.cell.num_endpoints,
+        traces_dir=_traces(task),
     )
-    figures = {}
-    for name in task.routers:
-        episode = play(
-            world,
-            load,
-            factory_of(name),
-            seed=task.seed,
-            num_replicas=cell.num_replicas,
-            stale_s=cell.stale_s,
-        )
-        figures[name] = with_calibration(figures_of(episode.served, world, load), episode.routers)
-    return Played(cell=cell, seed=task.seed, workload=load.name, figures=figures)
+
+
+def _traces(task: Task) -> Path | None:
+    return Path(task.traces_dir) if task.traces_dir else None
+
+
+def _figures(task: Task, name: str, world: World, load: Workload) -> Figures:
+    episode = _play(task, name, world, load)
+    if world.restart_s is None:
+        return with_calibration(figures_of(episode.served, world, load), episode.routers)
+    twin = _play(task, name, world, load, has_restart=False)
+    cold, minutes = judged(episode.served, load, world.restart_s)
+    warm, _ = judged(twin.served, load, world.restart_s)
+    figures = with_calibration(figures_of(cold, world, minutes), episode.routers)
+    return with_coldness(figures, figures_of(warm, world, minutes), cold, warm)
+
+
+def _play(
+    task: Task, name: str, world: World, load: Workload, *, has_restart: bool = True
+) -> Episode:
+    return play(
+        world,
+        load,
+        factory_of(name),
+        seed=task.seed,
+        num_replicas=task.cell.num_replicas,
+        stale_s=task.cell.stale_s,
+        has_restart=has_restart,
+    )
 
 
 def _with_deadline(load: Workload, deadline_s: float) -> Workload:

@@ -15,9 +15,10 @@ from gateway.simulator.routing.ours import OurRouter
 from gateway.simulator.routing.places import Place
 from gateway.simulator.routing.records import EventLog, Served
 from gateway.simulator.routing.router import Router, Setting
-from gateway.simulator.routing.worlds import World
+from gateway.simulator.routing.world import World
 
 SHARE_EVERY_S = 1.0
+RESTARTED = 500  # added to the seeds of replicas that begin anew; there are fewer replicas
 
 RouterFactory = Callable[[Setting, int], Router]
 
@@ -62,38 +63,55 @@ def play(
     num_replicas: int = 1,
     stale_s: float | None = None,
     log: EventLog | None = None,
+    has_restart: bool = True,
 ) -> Episode:
     """
     Play `workload` in `world`. `make(setting, seed)` builds each replica's router.
 
     `stale_s`: how late replicas hear of each other, once a second; None: each is alone. Only our
-    own routers share: how others would is theirs to say.
+    own routers share: how others would is theirs to say. `has_restart=False` leaves out the
+    world's, if it has one: the warm twin of a cold start.
     """
     log = log or EventLog()
     places = world.places(workload.arrivals, seed)
     oracle = WorldOracle(workload, places)
     by_id = {place.spec.id: place for place in places}
+    shares = num_replicas > 1 and stale_s is not None
 
     def price(endpoint_id: str, now_s: float) -> PriceRow:
         return by_id[endpoint_id].price(now_s)
 
-    routers = [
-        make(
-            Setting(
-                listings=world.listings(),
-                prices=price,
-                rng=random.Random(seed * 1_000 + replica),
-                oracle=oracle,
-            ),
-            seed * 1_000 + replica,
+    def build(replica: int, now_s: float, own_seed: int) -> Router:
+        setting = Setting(
+            listings=world.listings(now_s),
+            prices=price,
+            rng=random.Random(own_seed),
+            oracle=oracle,
+            epoch_s=world.epoch_s,
+            now_s=now_s,
         )
-        for replica in range(num_replicas)
-    ]
+        router = make(setting, own_seed)
+        if shares and isinstance(router, OurRouter):
+            router.join(f"replica {replica}")
+        return router
+
+    routers = [build(number, 0.0, seed * 1_000 + number) for number in range(num_replicas)]
     simulation = Simulation(workload.arrivals, places, routers, log=log)
-    for at_s in sorted({spec.appears_at_s for spec in world.specs} - {0.0}):
+
+    def restart(now_s: float) -> None:
+        """All forget; what is in flight ends with those who sent it."""
+        for number in range(num_replicas):
+            routers[number] = build(number, now_s, seed * 1_000 + RESTARTED + number)
+
+    def relist(now_s: float) -> None:
         for router in routers:
-            simulation.at(at_s, router.listed, world.listings(at_s), at_s)
-    if num_replicas > 1 and stale_s is not None:
+            router.listed(world.listings(now_s), now_s)
+
+    for at_s in sorted({spec.appears_at_s for spec in world.specs} - {0.0}):
+        simulation.at(at_s, relist, at_s)
+    if world.restart_s is not None and has_restart:
+        simulation.at(world.restart_s, restart, world.restart_s)
+    if shares and stale_s is not None:
         _share(simulation, routers, stale_s)
     served = simulation.run()
     return Episode(
@@ -103,11 +121,9 @@ def play(
 
 def _share(simulation: Simulation, routers: Sequence[Router], stale_s: float) -> None:
     """Once a second each replica tells the others, who hear it `stale_s` later."""
-    ours = [router for router in routers if isinstance(router, OurRouter)]
-    for number, router in enumerate(ours):
-        router.join(f"replica {number}")
 
     def tell() -> None:
+        ours = [router for router in routers if isinstance(router, OurRouter)]
         for sender in ours:
             news = sender.news(simulation.now_s)
             for router in ours:

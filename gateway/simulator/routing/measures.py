@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.places import held_tokens
 from gateway.simulator.routing.records import Served
-from gateway.simulator.routing.worlds import World
+from gateway.simulator.routing.world import World
 
 FAILED_S = 60.0  # what a request without an answer counts as having taken
 SLO_BASE_S, SLO_TOKENS_PER_S = 2.0, 30.0  # done within 2 s and the answer at 30 tok/s
@@ -48,6 +48,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     return_s: float | None = None
     adopt_s: float | None = None  # until a newcomer got > 30 %
     event_share: float | None = None  # of first attempts, between 30 s after the event and its end
+    event_share_before: float | None = None
+    # Of the first minutes without any measurement, over the same minutes of a warm twin.
+    cold_minute: float | None = None  # mean of the first minute alone
+    cold_mean: float | None = None
+    cold_p95: float | None = None
+    cold_usd: float | None = None  # per useful 1k characters
+    cold_for_s: float | None = None  # until a window of 30 s is within 10 % of the twin's mean
     # Ours only: shares of real times within the 50 and 90 % intervals predicted before, and the
     # mean of ln(real / predicted); of what length made unsure, "completion", and of the rest.
     coverage_50: float | None = None
@@ -142,8 +149,10 @@ def _event_figures(
     end_s = world.event_end_s if world.event_end_s is not None else duration_s
     within = (at_s >= world.event_s) & (at_s < end_s)
     after = within & (at_s >= world.event_s + LEFT_WINDOW_S)
+    before = at_s < world.event_s
     found: dict[str, float | int | None] = {
-        "event_share": float(is_theirs[after].mean()) if after.any() else None
+        "event_share": float(is_theirs[after].mean()) if after.any() else None,
+        "event_share_before": float(is_theirs[before].mean()) if before.any() else None,
     }
     if world.name in ("newcomer", "improves"):
         found["adopt_s"] = _first_window(is_theirs, at_s, world.event_s, end_s, above=USED_SHARE)
@@ -153,8 +162,7 @@ def _event_figures(
     found["leave_s"] = _first_window(is_theirs, at_s, world.event_s, end_s, below=LEFT_SHARE)
     at_once = within & (at_s < world.event_s + LEFT_WINDOW_S)
     found["leave_requests"] = int(is_theirs[at_once].sum())
-    before = at_s < world.event_s
-    usual = float(is_theirs[before].mean()) if before.any() else 0.0
+    usual = found["event_share_before"] or 0.0
     if usual > 0.0:
         found["return_s"] = _first_window(is_theirs, at_s, end_s, duration_s, above=usual / 2.0)
     return found

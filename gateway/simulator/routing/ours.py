@@ -20,7 +20,6 @@ from gateway.simulator.routing.router import Ask, Listing, NowhereNow, Setting
 from gateway.wire.pieces import Surface
 
 MODEL = "model"
-EPOCH_S = 1_800_000_000.0  # unix time at the start of every run
 PREFERENCES: dict[str, dict[str, object]] = {
     "fastest": {"by": "fastest"},
     "balanced": {"by": "balanced", "usd_per_second": 0.0005},
@@ -56,17 +55,18 @@ class OurRouter:
         self, setting: Setting, *, prefer: dict[str, object], name: str = "ours", seed: int = 0
     ) -> None:
         self.name = name
-        self.now_s = 0.0
+        self.now_s = setting.now_s
         self.explored = False
         self._prefer = prefer
         self._prices = setting.prices
+        self._epoch_s = setting.epoch_s
         self._rng = random.Random(seed)
         ids = count()
         self.policy = policy_of(setting.listings, prefer)
         self.fleet = Fleet(
             self.policy.endpoints.values(),
             clock=lambda: self.now_s,
-            wall_clock=lambda: EPOCH_S + self.now_s,
+            wall_clock=lambda: self._epoch_s + self.now_s,
             price_rows=self._rows,
             new_id=lambda: f"{seed:x}.{next(ids):x}",
             rng=random.Random(seed + 1),
@@ -76,7 +76,7 @@ class OurRouter:
         self._replica: Replica | None = None
 
     def _rows(self, endpoint: Endpoint, unix_s: float) -> tuple[PriceRow, ...]:
-        return (self._prices(endpoint.id, unix_s - EPOCH_S),)
+        return (self._prices(endpoint.id, unix_s - self._epoch_s),)
 
     def listed(self, listings: tuple[Listing, ...], now_s: float) -> None:
         """A new policy file, as by hot reload."""

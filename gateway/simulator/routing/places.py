@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from math import erfc
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ CACHE_TTL_S = 300.0
 CACHE_BLOCKS_MAX = 20_000
 TAIL_SHARE, TAIL_FACTOR = 0.01, 6.0
 MINUTE_S = 60.0
+SQRT_2 = 2.0**0.5
 
 
 class PlaceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,10 @@ class PlaceSpec(msgspec.Struct, frozen=True, kw_only=True):
     tokens_factor: float = 1.0  # tokens of its tokenizer per token of the reference
     is_burst: bool = False  # holds the stream back and delivers it at once
     appears_at_s: float = 0.0  # not to be had before
+    # ln of measured times over their median, ascending; empty: log-normal, with the slow one in a
+    # hundred. Of rates likewise.
+    ttft_residuals: tuple[float, ...] = ()
+    rate_residuals: tuple[float, ...] = ()
 
 
 class Foreseen(msgspec.Struct, gc=False):
@@ -76,6 +82,28 @@ def draw_noise(num_requests: int, rng: np.random.Generator) -> Noise:
     )
 
 
+def _ttft_noise(spec: PlaceSpec, noise: Noise) -> NDArray[np.float64]:
+    """[requests] factor on the time to the first token."""
+    if spec.ttft_residuals:
+        return np.exp(_quantiles(spec.ttft_residuals, noise.ttft))
+    return np.exp(spec.ttft_sigma * noise.ttft)
+
+
+def _decode_noise(spec: PlaceSpec, noise: Noise) -> NDArray[np.float64]:
+    """[requests] factor on the time from the first token to the last."""
+    if spec.rate_residuals:  # measured: slow ones are in it
+        return np.exp(-_quantiles(spec.rate_residuals, noise.rate))
+    is_tail = noise.tail < TAIL_SHARE
+    rate_noise = np.exp(-spec.rate_sigma * noise.rate)
+    return np.where(is_tail, rate_noise * TAIL_FACTOR, rate_noise)
+
+
+def _quantiles(ascending: tuple[float, ...], normal: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What a sample's own distribution has where the standard normal has these values."""
+    at = [0.5 * erfc(-z / SQRT_2) for z in normal.tolist()]
+    return np.interp(at, np.linspace(0.0, 1.0, len(ascending)), ascending)
+
+
 def held_tokens(last_s: Mapping[int, float], arrival: Arrival, now_s: float) -> int:
     """Tokens of the prompt's beginning whose blocks were last read within the time to live."""
     num = 0
@@ -102,10 +130,8 @@ class Place:
         self.weather = weather
         self.in_flight = 0
         self._rows = rows
-        self._ttft_noise = np.exp(spec.ttft_sigma * noise.ttft).tolist()
-        is_tail = noise.tail < TAIL_SHARE
-        rate_noise = np.exp(-spec.rate_sigma * noise.rate)
-        self._decode_noise = np.where(is_tail, rate_noise * TAIL_FACTOR, rate_noise).tolist()
+        self._ttft_noise = _ttft_noise(spec, noise).tolist()
+        self._decode_noise = _decode_noise(spec, noise).tolist()
         self._error = (noise.error < spec.error_share).tolist()
         self._breaks = noise.breaks.tolist()
         self._sent_s: deque[float] = deque()

@@ -28,11 +28,20 @@ _SHOWN = (
 _OF_EVENTS = (
     ("leave_s", "left after s"),
     ("leave_requests", "requests in the first 30 s"),
+    ("event_share_before", "share before"),
     ("event_share", "share afterwards"),
     ("return_s", "back after s"),
     ("adopt_s", "30 % after s"),
     ("cached_of_ideal", "of ideal cache hits"),
     ("deadline_misses", "deadline misses"),
+    ("coverage_50", "50 % interval held"),
+    ("coverage_90", "90 % interval held"),
+    ("bias_ln", "ln(real / predicted)"),
+    ("cold_minute", "first minute cold / warm"),
+    ("cold_mean", "mean cold / warm"),
+    ("cold_p95", "p95 cold / warm"),
+    ("cold_usd", "$ cold / warm"),
+    ("cold_for_s", "cold for s"),
 )
 
 

@@ -9,6 +9,8 @@ import msgspec
 
 from gateway.core import AttemptOutcome, PriceRow, Rng
 
+EPOCH_S = 1_800_000_000.0  # unix time at the start of a run, where its world names none
+
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request as a gateway sees it when it must choose: nobody knows how long it will be."""
@@ -48,6 +50,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     prices: Callable[[str, float], PriceRow]  # (endpoint id, now_s) → the row in force
     rng: Rng  # seeded: one of each router's own
     oracle: Oracle
+    epoch_s: float = EPOCH_S  # unix time at the start
+    now_s: float = 0.0  # since then, when it is built
 
 
 class NowhereNow(Exception):

@@ -8,15 +8,15 @@ A world says what happens to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from gateway.core import PriceRow
-from gateway.simulator.routing.arrivals import Arrival
-from gateway.simulator.routing.places import Place, PlaceSpec, draw_noise
-from gateway.simulator.routing.router import Listing
+from gateway.simulator.routing.cold import cold_start
+from gateway.simulator.routing.nights import midnight, off_peak
+from gateway.simulator.routing.places import PlaceSpec
+from gateway.simulator.routing.residuals import with_residuals
 from gateway.simulator.routing.weather import (
     ERROR,
     HALF,
@@ -30,8 +30,8 @@ from gateway.simulator.routing.weather import (
     regimes,
     steady,
 )
-
-PICOS_OF_USD_PER_MTOK = 1_000_000
+from gateway.simulator.routing.workloads.llmperf import embedded_shapes, llmperf
+from gateway.simulator.routing.world import SEED_SALT, Maker, World, steady_world
 
 NAMES = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven")
 TTFT_S, TTFT_SPREAD = 0.5, 0.45  # median over endpoints, and sigma of its logarithm
@@ -43,79 +43,11 @@ LIMITED_SHARE = 0.5  # of endpoints, that have a limit of requests a minute …
 LIMIT_PER_MINUTE = (150, 400)  # … between these
 PRICE_OF_SPEED = 0.3  # correlation of ln price with ln rate
 NUM_ENDPOINTS = 6
-SEED_SALT = 0x10_07  # worlds draw from another stream than workloads
-
-
-class World(msgspec.Struct, frozen=True, kw_only=True):
-    """A name, its endpoints' specs, their weather, and the times at which prices change."""
-
-    name: str
-    specs: tuple[PlaceSpec, ...]
-    weather: tuple[Weather, ...]
-    price_changes: tuple[tuple[float, str, float], ...] = ()  # (from second, endpoint, factor)
-    event_s: float | None = None  # when the thing happens that the world is about
-    event_ids: tuple[str, ...] = ()  # to whom
-    event_end_s: float | None = None
-
-    def places(self, arrivals: tuple[Arrival, ...], seed: int) -> list[Place]:
-        """Endpoints as new, with this seed's noise: the same for every router."""
-        rng = np.random.default_rng((seed, SEED_SALT, 1))
-        return [
-            Place(spec, weather, draw_noise(len(arrivals), rng), self._rows(spec))
-            for spec, weather in zip(self.specs, self.weather, strict=True)
-        ]
-
-    def listings(self, now_s: float = 0.0) -> tuple[Listing, ...]:
-        """What an operator could look up at that time; of a liar, what it claims."""
-        return tuple(
-            Listing(
-                endpoint_id=spec.id,
-                tokens_per_s=self._claimed(spec),
-                ttft_s=spec.ttft_s,
-                requests_per_minute=spec.requests_per_minute,
-            )
-            for spec in self.specs
-            if spec.appears_at_s <= now_s
-        )
-
-    def _claimed(self, spec: PlaceSpec) -> float:
-        is_liar = self.name in _LIARS and spec.id in self.event_ids
-        return CLAIMED_TOKENS_PER_S if is_liar else spec.tokens_per_s
-
-    def _rows(self, spec: PlaceSpec) -> tuple[tuple[float, PriceRow], ...]:
-        changes = [
-            (at_s, f) for at_s, endpoint_id, f in self.price_changes if endpoint_id == spec.id
-        ]
-        return tuple((at_s, _row(spec, factor)) for at_s, factor in [(0.0, 1.0), *changes])
-
-
-def _row(spec: PlaceSpec, factor: float) -> PriceRow:
-    def picos(usd: float) -> int:
-        return round(usd * factor * PICOS_OF_USD_PER_MTOK)
-
-    cached = spec.input_usd if spec.cached_usd is None else spec.cached_usd
-    return PriceRow(
-        source="policy",
-        input=picos(spec.input_usd),
-        output=picos(spec.output_usd),
-        cached_read=picos(cached),
-    )
-
-
-Maker = Callable[[float, np.random.Generator, tuple[PlaceSpec, ...]], World]
-CLAIMED_TOKENS_PER_S = 400.0  # by a liar's listing
-_LIARS = frozenset({"liar", "burst"})
-
-
-def _all(name: str, specs: tuple[PlaceSpec, ...], duration_s: float) -> World:
-    return World(
-        name=name, specs=specs, weather=tuple(Weather(steady(duration_s), ()) for _ in specs)
-    )
 
 
 def _calm(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
     del rng
-    return _all("calm", specs, duration_s)
+    return steady_world("calm", specs, duration_s)
 
 
 def _drift(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
@@ -200,7 +132,7 @@ def _limits(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec,
         msgspec.structs.replace(spec, requests_per_minute=int(rng.integers(60, 151)))
         for spec in specs
     )
-    return msgspec.structs.replace(_all("limits", limited, duration_s), specs=limited)
+    return msgspec.structs.replace(steady_world("limits", limited, duration_s), specs=limited)
 
 
 def _prices(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
@@ -212,7 +144,7 @@ def _prices(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec,
     for spec in cheap[-2:]:
         changes += [(quarter_s, spec.id, 0.5), (duration_s * 0.75, spec.id, 1.0)]
     return msgspec.structs.replace(
-        _all("prices", specs, duration_s),
+        steady_world("prices", specs, duration_s),
         price_changes=tuple(sorted(changes)),
         event_s=half_s,
         event_ids=(cheap[0].id,),
@@ -231,7 +163,7 @@ def _newcomer(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpe
         output_usd=INPUT_USD * OUTPUT_FACTOR,
         appears_at_s=at_s,
     )
-    world = _all("newcomer", (*specs, new), duration_s)
+    world = steady_world("newcomer", (*specs, new), duration_s)
     return msgspec.structs.replace(world, event_s=at_s, event_ids=(new.id,))
 
 
@@ -270,7 +202,7 @@ def _liar(name: str, *, is_burst: bool) -> Maker:
             else spec
             for spec in specs
         )
-        return msgspec.structs.replace(_all(name, lying, duration_s), event_ids=(liar,))
+        return msgspec.structs.replace(steady_world(name, lying, duration_s), event_ids=(liar,))
 
     return make
 
@@ -283,7 +215,9 @@ def _tokenizer(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSp
         msgspec.structs.replace(spec, tokens_factor=1.4) if spec.id == best else spec
         for spec in specs
     )
-    return msgspec.structs.replace(_all("tokenizer", counted, duration_s), event_ids=(best,))
+    return msgspec.structs.replace(
+        steady_world("tokenizer", counted, duration_s), event_ids=(best,)
+    )
 
 
 def _caching(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
@@ -299,7 +233,12 @@ def _caching(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec
         places=48.0,
     )
     equal = tuple(msgspec.structs.replace(like, id=spec.id) for spec in specs)
-    return _all("caching", equal, duration_s)
+    return steady_world("caching", equal, duration_s)
+
+
+def _llmperf(duration_s: float, rng: np.random.Generator, specs: tuple[PlaceSpec, ...]) -> World:
+    """`drift`, but each request's luck is as LLMPerf measured it (without files: alike)."""
+    return with_residuals(_drift(duration_s, rng, specs), embedded_shapes(), rng)
 
 
 def _fastest(specs: tuple[PlaceSpec, ...]) -> str:
@@ -329,23 +268,37 @@ WORLDS: dict[str, Maker] = {
     "burst": _liar("burst", is_burst=True),
     "tokenizer": _tokenizer,
     "caching": _caching,
+    "llmperf": _llmperf,
+    "midnight": midnight,
+    "off-peak": off_peak,
+    "cold-start": cold_start,
 }
 
 
 def make_world(
-    name: str, *, seed: int, duration_s: float, num_endpoints: int = NUM_ENDPOINTS
+    name: str,
+    *,
+    seed: int,
+    duration_s: float,
+    num_endpoints: int = NUM_ENDPOINTS,
+    traces_dir: Path | None = None,
 ) -> World:
     """
     The world of that name. Load is the workload's matter.
 
-    Raises ValueError for an unknown name or a number of endpoints it cannot have.
+    `traces_dir`: where `llmperf` finds its measurements; without, embedded ones with the same
+    quantiles. Raises ValueError for an unknown name or a number of endpoints it cannot have, and
+    TraceError for a broken trace.
     """
     if name not in WORLDS:
         raise ValueError(f"there is no world {name!r}; there are {', '.join(WORLDS)}")
     if not 2 <= num_endpoints <= len(NAMES):
         raise ValueError(f"a world has 2 to {len(NAMES)} endpoints, not {num_endpoints}")
     rng = np.random.default_rng((seed, SEED_SALT, 0))
-    return WORLDS[name](duration_s, rng, draw_endpoints(num_endpoints, rng))
+    specs = draw_endpoints(num_endpoints, rng)
+    if name == "llmperf" and traces_dir is not None:
+        return with_residuals(_drift(duration_s, rng, specs), llmperf(traces_dir), rng)
+    return WORLDS[name](duration_s, rng, specs)
 
 
 def draw_endpoints(num: int, rng: np.random.Generator) -> tuple[PlaceSpec, ...]:

@@ -1,9 +1,8 @@
 """LLMPerf's measured requests (2023): how far single answers lie from their provider's median.
 
 ray-project/llmperf-leaderboard, `raw_data/individual/*.json`, Apache-2.0: 150 requests a file, five
-at once, 550 tokens in and 150 out. To compare the worlds' spreads with: no run draws from these
-shapes. The providers' ranking is of 2023 and means nothing now, so nothing here keeps it but the
-file's name.
+at once, 550 tokens in and 150 out. The world `llmperf` draws its noise from these shapes. The
+providers' ranking is of 2023 and means nothing now, so nothing here keeps it but the file's name.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from gateway.simulator.routing.episode import Episode, play
 from gateway.simulator.routing.records import EventLog, Served
 from gateway.simulator.routing.router import Ask, Listing, Setting
 from gateway.simulator.routing.workloads.registry import workload
-from gateway.simulator.routing.worlds import WORLDS, World, make_world
+from gateway.simulator.routing.world import World
+from gateway.simulator.routing.worlds import WORLDS, make_world
 
 ALL = ("fastest", "balanced", "cheapest", "litellm_lowest_latency", "clairvoyant_greedy")
 
