@@ -12,6 +12,7 @@ QUIRKS: dict[str, str] = {
     "api_key_header": "the key goes into `api-key`, not `Authorization`",
     "keepalive_comments": "sends SSE comments before and between tokens",
     "max_completion_tokens": "wants `max_completion_tokens` where older models take `max_tokens`",
+    "native_batch": "has a batch API in its dialect's own form, at half the price if simulated",
     "no_stream_options": "refuses `stream_options`; the last frame carries usage anyway",
     "reported_cost": "says the price in `usage.cost`",
     "string_content": "takes text-only content as one string, not as a list of parts",

@@ -3,6 +3,9 @@
 Order: the operator's price in the policy → of an own machine the average measured, else assumed →
 genai-prices at the request's time → unpriced. A price that the provider reports in its answer comes
 later still and belongs to the ledger's settlement.
+
+Where a source tells no price of a provider's batch API, that provider's discount
+(catalogue/native_batch.py) makes rows of tier batch out of the standard ones.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.catalogue.native_batch import native_batch_of
 from gateway.core import Endpoint, PriceRow
 from gateway.prices.listed import ListPrices, Window
-from gateway.prices.rows import UNPRICED, complete_row
+from gateway.prices.rows import BATCH, UNPRICED, batch_rows, complete_row
 
 WINDOWS_MAX = 4_096  # remembered (endpoint, window) pairs; more forget the oldest
 OPERATORS = "policy"  # the source of a price that the operator states
@@ -22,6 +26,7 @@ RECHECK_S = 60.0  # an unknown model is looked up again at most once a minute
 
 # An own machine's measured price: (endpoint, Unix seconds) → rows, or () when not measured yet.
 _Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 LiveRows = Callable[[Endpoint, float], tuple[PriceRow, ...]]
 
 
@@ -33,6 +38,8 @@ class PriceBook:
         self._live_rows = live_rows
         self._windows: dict[tuple[str, str], Window] = {}
         self._past: dict[tuple[str, str, float], Window] = {}
+        # An endpoint's rows as they were found → with its batch rows, made once.
+        self._batched: dict[str, tuple[tuple[PriceRow, ...], tuple[PriceRow, ...]]] = {}
         self._unpriced = _unpriced(unpriced_cap_picos)
 
     def set_unpriced_cap(self, picos_per_token: int) -> None:
@@ -43,7 +50,7 @@ class PriceBook:
         """Every tier and context step valid then. Never empty: at least one `unpriced` row."""
         stated = endpoint.prices
         if stated and stated[0].source == OPERATORS:
-            return stated
+            return self._with_batch(endpoint, stated, is_stated=True)
         if self._live_rows is not None and endpoint.usd_per_hour_nanos is not None:
             live = self._live_rows(endpoint, at_unix_s)
             if live:
@@ -54,7 +61,21 @@ class PriceBook:
         window = self._windows.get(key)
         if window is None or not window.from_s <= at_unix_s < window.until_s:
             window = self._find(key, at_unix_s, window)
-        return window.rows or self._unpriced
+        return self._with_batch(endpoint, window.rows) if window.rows else self._unpriced
+
+    def _with_batch(
+        self, endpoint: Endpoint, rows: tuple[PriceRow, ...], *, is_stated: bool = False
+    ) -> tuple[PriceRow, ...]:
+        known = self._batched.get(endpoint.id)
+        if known is not None and known[0] is rows:
+            return known[1]
+        made = rows
+        facts = native_batch_of(endpoint)
+        is_told = any(row.tier == BATCH for row in rows)
+        if facts is not None and not is_told and (is_stated or not facts.is_priced_in_list):
+            made = (*rows, *batch_rows(rows, facts.price_of_standard, facts.source))
+        _remember(self._batched, endpoint.id, (rows, made))
+        return made
 
     def _find(self, key: tuple[str, str], at_unix_s: float, newest: Window | None) -> Window:
         if newest is not None and at_unix_s < newest.from_s:
@@ -85,7 +106,7 @@ def _unpriced(cap_picos: int) -> tuple[PriceRow, ...]:
     return (complete_row(row),)
 
 
-def _remember(windows: dict[_Key, Window], key: _Key, window: Window) -> None:
-    windows[key] = window
-    while len(windows) > WINDOWS_MAX:
-        del windows[next(iter(windows))]
+def _remember(found: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    found[key] = value
+    while len(found) > WINDOWS_MAX:
+        del found[next(iter(found))]

@@ -93,6 +93,26 @@ def complete_row(
     return msgspec.structs.replace(row, **picos, free=tuple(sorted({*free, *row.free})))
 
 
+def batch_rows(
+    rows: Iterable[PriceRow], price_of_standard: tuple[int, int], why: str
+) -> tuple[PriceRow, ...]:
+    """
+    Rows of tier batch made of the standard ones: this share (numerator, denominator) of each price.
+
+    Each bucket is rounded up to a whole pico-dollar. A flat fee a request stays. `why` tells in
+    the price id where the share comes from.
+    """
+    over, under = price_of_standard
+    made = []
+    for row in rows:
+        if row.tier != STANDARD or not row.is_priced:
+            continue
+        picos = {b: -(-getattr(row, b) * over // under) for b in ("input", "output", *FALLBACK)}
+        price_id = f"{row.price_id} × {over}/{under} ({why})"
+        made.append(msgspec.structs.replace(row, tier=BATCH, price_id=price_id, **picos))
+    return tuple(made)
+
+
 def average_row(cost_nanos: int, num_tokens: int, price_id: str) -> PriceRow:
     """What a machine costs in some time, spread over its tokens then: in each bucket the same."""
     picos = max(1, -(-cost_nanos * PICOS_PER_NANO // num_tokens))
