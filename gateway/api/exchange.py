@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
@@ -32,6 +32,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = _raw_path(scope)
         self.query: str = scope.get("query_string", b"").decode("latin-1")
+        self._scheme = str(scope.get("scheme", "http"))
         self.headers: dict[str, str] = {}
         self.raw_headers: Headers = list(scope.get("headers", ()))
         for name, value in self.raw_headers:
@@ -49,18 +50,29 @@ class Exchange:
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
+    @property
+    def base_url(self) -> str:
+        """Scheme and host as the client asked for them."""
+        return f"{self._scheme}://{self.headers.get('host', '')}"
+
     async def read_body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-        """The whole body. Raises BodyTooLarge, RequestTimeout (drip) or ClientLeft."""
+        """The whole body. Raises as `body_parts` does."""
+        chunks = [part async for part in self.body_parts(bytes_max)]
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def body_parts(
+        self, bytes_max: int, *, total_s_max: float = BODY_TOTAL_S_MAX
+    ) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises BodyTooLarge, RequestTimeout (drip) or ClientLeft."""
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > bytes_max:
             raise BodyTooLarge(f"the body has {declared} bytes; at most {bytes_max} are accepted")
         loop = asyncio.get_running_loop()
         began_at_s = loop.time()
-        chunks: list[bytes] = []
         size = 0
         while True:
             earned_s = BODY_WAIT_S + size / BODY_BYTES_PER_S_MIN
-            deadline_s = began_at_s + min(earned_s, BODY_TOTAL_S_MAX)
+            deadline_s = began_at_s + min(earned_s, total_s_max)
             try:
                 async with asyncio.timeout_at(deadline_s):
                     message = await self._receive()
@@ -77,11 +89,10 @@ class Exchange:
             if size > bytes_max:
                 raise BodyTooLarge(f"the body is larger than {bytes_max} bytes")
             if chunk:
-                chunks.append(chunk)
+                yield chunk
             if not message.get("more_body", False):
                 break
         self._watcher = asyncio.create_task(self._watch())
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _watch(self) -> None:
         while not self.is_finished:

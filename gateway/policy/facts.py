@@ -71,6 +71,11 @@ class Described(Protocol):
     def prompt_prefix(self) -> bytes: ...
 
 
+def prompt_tokens(parsed: Described) -> int:
+    """Expected of the prompt before any endpoint's own ratio is known."""
+    return max(1, parsed.text_bytes // BYTES_PER_TOKEN) + parsed.num_images * TOKENS_PER_IMAGE
+
+
 def describe(
     parsed: Described,
     caller: Caller,
@@ -105,8 +110,7 @@ def describe(
         team_id=caller.team_id,
         text_bytes=parsed.text_bytes,
         num_images=parsed.num_images,
-        prompt_tokens=max(1, parsed.text_bytes // BYTES_PER_TOKEN)
-        + parsed.num_images * TOKENS_PER_IMAGE,
+        prompt_tokens=prompt_tokens(parsed),
         max_tokens=parsed.max_tokens,
         needs=parsed.needs,
         # Only this wish reads them; the scan is not free.
@@ -158,6 +162,14 @@ def _our_headers(headers: Headers) -> dict[bytes, str]:
     return {
         name: value.decode("utf-8", "replace").strip() for name, value in pairs if name in _WANTED
     }
+
+
+def allowed_model(name: str, caller: Caller, policy: Policy) -> str:
+    """A model's name without its routing suffix. PermissionDenied where the key may not use it."""
+    model = _split(name, policy)[0]
+    if caller.models:
+        _check_allowed((model,), caller, policy)
+    return model
 
 
 def _models(parsed: Described, policy: Policy) -> tuple[tuple[str, ...], str]:

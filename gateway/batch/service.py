@@ -1,0 +1,140 @@
+"""What both dialects ask of the batch lane: make a batch, look at it, cancel it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.batch.creating import (
+    OUTPUT_TOKENS_UNKNOWN,
+    PlannedLines,
+    Wish,
+    check_lines,
+    new_lines,
+    put_down,
+)
+from gateway.batch.intake import FileIndex, read_index
+from gateway.batch.lane import BatchLane, new_id
+from gateway.core import Caller
+from gateway.errors import Conflict, Draining, NotFound, PermissionDenied
+from gateway.policy.facts import allowed_model
+from gateway.store.audit import AuditEvent, append_events
+from gateway.store.batches import (
+    BatchRow,
+    LineCounts,
+    find_batch,
+    line_counts,
+    move_batch,
+)
+from gateway.store.files import FileRow
+
+ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
+
+
+async def create(
+    lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
+) -> BatchRow:
+    """A batch over all lines of `file`, planned. Raises ApiError; then there is no batch."""
+    gateway = lane.gateway
+    if gateway.is_draining:
+        raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
+    if caller.routes and wish.surface.value not in caller.routes:
+        raise PermissionDenied(
+            f"this key may not use the {wish.surface.value} API; "
+            f"it may use {', '.join(caller.routes)}"
+        )
+    policy = gateway.policy()
+    try:
+        index: FileIndex = await read_index(lane.storage, file.storage_key)
+    except FileNotFoundError:
+        raise NotFound(f"the content of {file.id} is gone; upload it again") from None
+    check_lines(index, wish, caller, policy)
+    names = {each.model: allowed_model(each.model, caller, policy) for each in index.lines}
+    lines = new_lines(index, names.__getitem__, _output_tokens)
+    now = gateway.wall_clock()
+    row = BatchRow(
+        id=new_id(ID_PREFIXES[dialect]),
+        tenant_id=caller.tenant_id,
+        team_id=caller.team_id,
+        key_id=caller.key_id,
+        dialect=dialect,
+        surface=wish.surface.value,
+        state="validating",
+        input_file_id=file.id,
+        completion_window=wish.completion_window,
+        metadata=msgspec.json.encode(wish.metadata).decode() if wish.metadata else "",
+        deadline_at=now + wish.window_s,
+        max_cost_nanos=wish.max_cost_nanos,
+        created_at=now,
+        num_lines=len(lines),
+    )
+
+    async def plan() -> PlannedLines:
+        return await lane.planner.place_new(row, lines, caller, now=now)
+
+    made = await put_down(gateway.store, row, lines, plan)
+    await _note(lane, made, "batch.create")
+    lane.wake()
+    return made
+
+
+def _output_tokens(_model: str, max_tokens: int) -> int:
+    return max_tokens or OUTPUT_TOKENS_UNKNOWN
+
+
+async def find(
+    lane: BatchLane, caller: Caller, batch_id: str, *, dialect: str = ""
+) -> tuple[BatchRow, LineCounts]:
+    """Raises NotFound; another tenant's batch, or another dialect's, looks like none."""
+    async with lane.gateway.store.read() as connection:
+        row = await find_batch(connection, caller.tenant_id, batch_id)
+        if row is None or (dialect and row.dialect != dialect):
+            raise NotFound(f"there is no batch {batch_id!r} of yours")
+        counts = await line_counts(connection, [row.id])
+    return row, counts.get(row.id, LineCounts(by_state={}))
+
+
+async def with_counts(
+    lane: BatchLane, rows: Sequence[BatchRow]
+) -> list[tuple[BatchRow, LineCounts]]:
+    async with lane.gateway.store.read() as connection:
+        counts = await line_counts(connection, [row.id for row in rows])
+    return [(row, counts.get(row.id, LineCounts(by_state={}))) for row in rows]
+
+
+async def cancel(
+    lane: BatchLane, caller: Caller, batch_id: str, *, dialect: str = ""
+) -> tuple[BatchRow, LineCounts]:
+    """Nothing more of it is sent from now on; what runs is ended and paid for.
+
+    One that is being cancelled stays so; one that has ended is a Conflict.
+    """
+    row, _ = await find(lane, caller, batch_id, dialect=dialect)
+    if row.is_ended:
+        raise Conflict(f"{batch_id} has ended ({row.state}) and cannot be cancelled")
+    async with lane.gateway.store.begin() as connection:
+        is_first = await move_batch(
+            connection,
+            row.id,
+            to="cancelling",
+            out_of=("validating", "in_progress"),
+            values={"cancelling_at": lane.gateway.wall_clock()},
+        )
+    if is_first:
+        await _note(lane, row, "batch.cancel")
+        lane.wake()
+    return await find(lane, caller, batch_id, dialect=dialect)
+
+
+async def _note(lane: BatchLane, row: BatchRow, action: str) -> None:
+    event = AuditEvent(
+        tenant_id=row.tenant_id,
+        at=lane.gateway.wall_clock(),
+        actor=f"key {row.key_id}",
+        action=action,
+        subject=row.id,
+        detail={"lines": row.num_lines, "input_file": row.input_file_id},
+    )
+    async with lane.gateway.store.begin() as connection:
+        await append_events(connection, [event])
