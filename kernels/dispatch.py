@@ -20,7 +20,9 @@ from kernels.ops.launching import IS_INTERPRETED
 from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
 from kernels.reference.linear_dense import linear_dense
+from kernels.reference.linear_fp8 import linear_fp8
 from kernels.reference.linear_int8 import linear_int8, pack_int8
+from kernels.reference.linear_weight_only import linear_weight_only
 from kernels.reference.markov_pick import markov_pick
 from kernels.reference.moe_matmul import moe_matmul
 from kernels.reference.paged_attention import paged_attention
@@ -43,6 +45,8 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "gated_mul": gated_mul,
     "linear_dense": linear_dense,
     "linear_int8": linear_int8,
+    "linear_fp8": linear_fp8,
+    "linear_weight_only": linear_weight_only,
     "row_stats": row_stats,
     "sample": sample,
     "verify_rejection": verify_rejection,
@@ -68,6 +72,8 @@ class Ops:
     gated_mul: interface.GatedMul
     linear_dense: interface.LinearDense
     linear_int8: interface.LinearInt8
+    linear_fp8: interface.LinearFp8
+    linear_weight_only: interface.LinearWeightOnly
     row_stats: interface.RowStats
     sample: interface.Sample
     verify_rejection: interface.VerifyRejection

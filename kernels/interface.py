@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 MaskKind = Literal["causal", "block", "bits"]
@@ -42,6 +43,60 @@ class Int8Weight:
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         return self.qweight.float() * self.scale[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A linear's weight in float8, one scale an output: weight ≈ qweight · scale[:, None].
+
+    e4m3fn (largest value 448) is the OCP's format; e4m3fnuz (240) is that of CDNA 3 (gfx942).
+    """
+
+    qweight: Tensor  # [N, K] float8_e4m3fn or float8_e4m3fnuz
+    scale: Tensor  # [N] float32
+
+    @property
+    def out_features(self) -> int:
+        return int(self.qweight.shape[0])
+
+    @property
+    def in_features(self) -> int:
+        return int(self.qweight.shape[1])
+
+    def dequantized(self) -> Tensor:
+        """float32 [N, K]."""
+        return self.qweight.float() * self.scale[:, None]
+
+
+INT4_BLOCK = 128  # inputs whose nibbles share 64 bytes
+INT4_ZERO = 8  # the nibble of zero
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """A linear's weight in 4 bits, one symmetric scale for a group of inputs of an output:
+    weight ≈ (nibble - 8) · scale, nibbles 1..15.
+
+    Two nibbles a byte: in each block of 128 inputs, byte j (0..63) holds input j in its low half
+    and input 64 + j in its high half. So a run of bytes is two runs of inputs, each within one
+    group. K is filled up to a whole block with nibbles of zero.
+    """
+
+    packed: Tensor  # [N, 64 · ceil(K / 128)] uint8
+    scale: Tensor  # [128 · ceil(K / 128) / group_size, N] bfloat16
+    in_features: int
+    group_size: int  # 32, 64 or 128
+
+    @property
+    def out_features(self) -> int:
+        return int(self.packed.shape[0])
+
+    def dequantized(self) -> Tensor:
+        """float32 [N, K]."""
+        blocks = self.packed.reshape(self.out_features, -1, 1, INT4_BLOCK // 2)
+        nibbles = torch.cat((blocks & 15, blocks >> 4), dim=2)
+        groups = (nibbles.float() - INT4_ZERO).reshape(self.out_features, -1, self.group_size)
+        return (groups * self.scale.float().t()[:, :, None]).flatten(1)[:, : self.in_features]
 
 
 class RmsNorm(Protocol):
@@ -125,6 +180,28 @@ class LinearInt8(Protocol):
         self,
         x: Tensor,
         weight: Int8Weight,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class LinearFp8(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Fp8Weight,
+        *,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class LinearWeightOnly(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Int8Weight | Int4Weight,
         *,
         bias: Tensor | None = None,
         out: Tensor | None = None,

@@ -54,6 +54,14 @@ OPS: tuple[OpSpec, ...] = (
         "x [R, K] · weight [N, K]ᵀ in int8, a scale a row; a row's result is its own",
     ),
     OpSpec(
+        "linear_fp8", ("x", "weight", "*", "bias", "out"),
+        "x [R, K] · weight [N, K]ᵀ in float8, a scale a row and a scale an output",
+    ),
+    OpSpec(
+        "linear_weight_only", ("x", "weight", "*", "bias", "out"),
+        "x [R, K] · weight [N, K]ᵀ of int8 or int4; x stays as it is, sums are float32",
+    ),
+    OpSpec(
         "row_stats", ("logits", "*", "temperature", "max_out", "sum_out"),
         "[R, V] → the row's maximum and the sum of exp(logit / t - max)",
     ),
