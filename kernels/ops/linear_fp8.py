@@ -1,0 +1,57 @@
+"""A linear in float8 on both sides, in the format that the chip's matrix units take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.interface import Fp8Weight
+from kernels.ops.launching import IS_INTERPRETED, current_target
+from kernels.ops.matmul_quantize import quantize_rows_fp8
+from kernels.ops.matmul_scaled import matmul_fp8
+from kernels.ops.matmul_tiles import result_of, rows_of
+from kernels.reference.linear_fp8 import quantize_fp8
+
+
+def fp8_dtype() -> torch.dtype:
+    """The float8 of the current chip. Raises ValueError if it has none.
+
+    Triton's interpreter knows e4m3fn only.
+    """
+    target = current_target()
+    if IS_INTERPRETED:
+        return torch.float8_e4m3fn
+    if target.fp8_dtype is None:
+        raise ValueError(
+            f"the matrix units of {target.arch} ({target.chip}) take no float8; use int8 weights "
+            "there: linear_int8 or linear_weight_only"
+        )
+    return target.fp8_dtype
+
+
+def pack_fp8(weight: Tensor) -> Fp8Weight:
+    """A weight [N, K] of any float dtype in the chip's float8; ValueError if it has none."""
+    return quantize_fp8(weight, fp8_dtype())
+
+
+def linear_fp8(
+    x: Tensor,  # [R, K]
+    weight: Fp8Weight,  # [N, K]
+    *,
+    bias: Tensor | None = None,  # [N]
+    out: Tensor | None = None,
+) -> Tensor:
+    """[R, N] in the dtype of `out`, or of x, by the reference's formula.
+
+    A row's result does not depend on the rows beside it. Raises ValueError if the weight is not in
+    the chip's float8, or the chip has none.
+    """
+    dtype = fp8_dtype()
+    if weight.qweight.dtype != dtype:
+        raise ValueError(
+            f"{current_target().arch} takes {dtype}, and the weight is {weight.qweight.dtype}; "
+            "quantize it on this chip with kernels.ops.linear_fp8.pack_fp8"
+        )
+    result = result_of(x, weight.out_features, out)
+    quantized, scales = quantize_rows_fp8(rows_of(x), dtype)
+    return matmul_fp8(quantized, scales, weight.qweight, weight.scale, bias, out=result)
