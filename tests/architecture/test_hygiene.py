@@ -13,8 +13,8 @@ from tests.architecture.test_layout import tracked
 from tests.support.source_tree import ROOT, SERVER_PACKAGES, python_files, shown, tree_of
 
 # Code or objects made from data, and other programs: none of it in a server. The exceptions are
-# the supervisor of `looprouter up`, which starts our own servers, and the native kernels, whose
-# own sources a C++ compiler of the machine builds once.
+# the supervisor of `looprouter up`, which starts our own servers, the native kernels, whose own
+# sources a C++ compiler of the machine builds once, and the doctor, whose children are ourselves.
 FORBIDDEN_MODULES = frozenset({"subprocess", "pickle", "marshal", "shelve", "pty", "code", "dill"})
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "__import__"})
 FORBIDDEN_METHODS = frozenset(
@@ -30,6 +30,7 @@ ALLOWED = {
     "backend/cli/fetch_wheel.py": {"subprocess"},  # pip, with a pinned hash
     "backend/cli/measuring/own_server.py": {"subprocess"},
     "kernels/native/build.py": {"subprocess"},
+    "kernels/doctor/process.py": {"subprocess"},
     "gateway/policy/yaml_guard.py": {"yaml.load"},  # with a SafeLoader of its own
 }
 

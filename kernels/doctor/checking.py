@@ -1,0 +1,255 @@
+"""One op beside torch's own: the same inputs, the same results, and how long both take.
+
+Runs in a child process (`kernels.doctor.child`): what it calls may never come back.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kernels.cases.case import Call, Case, Maker, Size
+from kernels.dispatch import REFERENCE
+from kernels.doctor.shapes import ERROR_MAX, Geometry, cases_of
+from kernels.doctor.verdict import OpReport, Outcome
+
+SEED = 1
+# Both round: so far apart may two be that are each within the bound of a case.
+BOTH_ROUND = 2.0
+SLOWER_MAX = 1.2  # times torch's own: below it, it may be the machine
+TIMED_RUNS_MAX = 50
+TIMED_S_MAX = 1.0  # a case, for each of the two
+
+Function = Callable[..., Any]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is to try. No `op`: only whether the device still answers."""
+
+    module: str  # whose `load()` offers the ops
+    op: str
+    device: str
+    dtype: str  # of the model; a case that cannot have it is tried in its own
+    geometry: Geometry | None = None
+    size: Size = "main"  # of the cases of an op that the model does not have
+    is_timed: bool = True
+
+
+def check(task: Task) -> OpReport:
+    """Never raises for what an op does; a report is what comes of it."""
+    if not task.op:
+        return _probe(task.device)
+    function = import_module(task.module).load()[task.op]
+    cases = cases_of(task.op, task.geometry, task.size)
+    if not cases:
+        return OpReport(op=task.op, outcome=Outcome.UNCHECKED, reason="there is no case of it")
+    found = []
+    for case in cases:
+        report = _check_case(case, function, task)
+        found.append(report)
+        if report.outcome is not Outcome.OK:
+            return report
+    return _summed(task.op, found)
+
+
+def _probe(device: str) -> OpReport:
+    total = float(torch.ones(1024, device=device).sum())
+    outcome = Outcome.OK if total == 1024.0 else Outcome.WRONG
+    return OpReport(op="", outcome=outcome)
+
+
+def _check_case(case: Case, function: Function, task: Task) -> OpReport:
+    wanted: torch.dtype = getattr(torch, task.dtype)
+    dtype = wanted if wanted in case.dtypes else case.dtypes[0]
+    about: dict[str, Any] = {"op": case.op, "cases": (case.name,)}
+    reference = REFERENCE[case.op]
+    try:
+        expected_call = case.make(Maker(task.device, SEED), dtype)
+        expected = _run(reference, expected_call, task.device)
+        call = case.make(Maker(task.device, SEED), dtype)
+    except Exception as error:
+        reason = f"torch's own op fails at {case.name} ({_shown(error)})"
+        return OpReport(outcome=Outcome.UNCHECKED, reason=reason, **about)
+    try:
+        results = _run(function, call, task.device)
+    except Exception as error:
+        return OpReport(outcome=Outcome.RAISED, reason=f"{case.name}: {_shown(error)}", **about)
+    # What an op writes into its arguments counts as its result.
+    mine, theirs = (*results, *tensors_in(call)), (*expected, *tensors_in(expected_call))
+    distance, reason = difference(mine, theirs, bound=_bound(case, dtype))
+    about["error"] = distance
+    if reason:
+        return OpReport(outcome=Outcome.WRONG, reason=f"{case.name}: {reason}", **about)
+    op_s = reference_s = None
+    if task.is_timed:
+        op_s, reference_s = medians_s(
+            (lambda: function(*call.args, **call.kwargs)),
+            (lambda: reference(*expected_call.args, **expected_call.kwargs)),
+            task.device,
+        )
+    return OpReport(outcome=Outcome.OK, op_s=op_s, reference_s=reference_s, **about)
+
+
+def _summed(op: str, found: Sequence[OpReport]) -> OpReport:
+    """All cases are right. Slow is judged over all of them: one step makes them all."""
+    names = tuple(name for each in found for name in each.cases)
+    errors = [each.error for each in found if each.error is not None]
+    op_s, reference_s = (
+        _total(each.op_s for each in found),
+        _total(each.reference_s for each in found),
+    )
+    outcome, reason = Outcome.OK, ""
+    if op_s is not None and reference_s is not None and op_s > SLOWER_MAX * reference_s:
+        outcome = Outcome.SLOW
+        reason = (
+            f"{op_s * 1e6:.1f} us, torch's own op {reference_s * 1e6:.1f} us; "
+            f"up to {SLOWER_MAX:g} times as long is taken for noise"
+        )
+    return OpReport(
+        op=op,
+        outcome=outcome,
+        reason=reason,
+        cases=names,
+        error=max(errors, default=None),
+        op_s=op_s,
+        reference_s=reference_s,
+    )
+
+
+def _total(times: Iterable[float | None]) -> float | None:
+    total = 0.0
+    for each in times:
+        if each is None:
+            return None
+        total += each
+    return total
+
+
+def _bound(case: Case, dtype: torch.dtype) -> float:
+    """0: equal."""
+    if case.is_exact:
+        return 0.0
+    bounds = case.error_max if case.error_max is not None else ERROR_MAX
+    return BOTH_ROUND * bounds.get(dtype, max(bounds.values()))
+
+
+def difference(
+    results: Sequence[Tensor], expected: Sequence[Tensor], *, bound: float
+) -> tuple[float, str]:
+    """The largest error relative to the largest value, and what is wrong; "" if nothing is.
+
+    Numbers that are not numbers must stand where the reference has them; whole numbers are equal or
+    wrong.
+    """
+    if len(results) != len(expected):
+        return 0.0, f"{len(results)} results, not {len(expected)}"
+    worst = 0.0
+    for number, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return worst, (
+                f"result {number} is {mine.dtype} {tuple(mine.shape)}, "
+                f"not {theirs.dtype} {tuple(theirs.shape)}"
+            )
+        if not theirs.numel():
+            continue
+        error, reason = _difference(mine, theirs, bound)
+        worst = max(worst, error)
+        if reason:
+            return worst, f"result {number}: {reason}"
+    return worst, ""
+
+
+def _difference(mine: Tensor, theirs: Tensor, bound: float) -> tuple[float, str]:
+    if not theirs.is_floating_point():
+        num_other = int((mine != theirs).sum())
+        return float(num_other > 0), f"{num_other} values differ" if num_other else ""
+    mine, theirs = mine.double(), theirs.double()
+    is_real = torch.isfinite(theirs)
+    # Also where both are infinite, of one sign.
+    is_alike = (mine == theirs) | (torch.isnan(mine) & torch.isnan(theirs))
+    if bool((~is_real & ~is_alike).any()) or bool((is_real & ~torch.isfinite(mine)).any()):
+        num_other = int(((~is_real & ~is_alike) | (is_real & ~torch.isfinite(mine))).sum())
+        return 1.0, f"{num_other} values are not numbers, or should not be"
+    if not bool(is_real.any()):
+        return 0.0, ""
+    largest = float(theirs[is_real].abs().max())
+    error = float((mine[is_real] - theirs[is_real]).abs().max())
+    error = error / largest if largest > 0.0 else error
+    if error > bound:
+        return error, f"an error of {error:.1e} is beyond {bound:.1e}"
+    return error, ""
+
+
+def tensors_in(call: Call) -> tuple[Tensor, ...]:
+    """The arguments that an op could write to, in order."""
+    return tuple(_tensors((*call.args, *(call.kwargs[name] for name in sorted(call.kwargs)))))
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+
+
+def _run(function: Function, call: Call, device: str) -> tuple[Tensor, ...]:
+    """Its results, once the device has them: what fails there fails here."""
+    with torch.inference_mode():
+        results = function(*call.args, **call.kwargs)
+    _wait(device)
+    return tuple(_tensors(results if isinstance(results, tuple) else (results,)))
+
+
+def medians_s(
+    first: Callable[[], object], second: Callable[[], object], device: str
+) -> tuple[float, float]:
+    """Of both in turn, so that what else the machine does meets both."""
+    spent: tuple[list[float], list[float]] = ([], [])
+    began_at_s = time.monotonic()
+    with torch.inference_mode():
+        while len(spent[0]) < TIMED_RUNS_MAX and time.monotonic() - began_at_s < 2 * TIMED_S_MAX:
+            for work, times in zip((first, second), spent, strict=True):
+                times.append(_time_s(work, device))
+    # The first of each compiles, tunes and asks for memory.
+    of_first, of_second = (statistics.median(each[1:] or each) for each in spent)
+    return of_first, of_second
+
+
+def _time_s(work: Callable[[], object], device: str) -> float:
+    if torch.device(device).type == "cpu":
+        began_at_s = time.perf_counter()
+        work()
+        return time.perf_counter() - began_at_s
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own lack
+        for _ in range(2)
+    )
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def _wait(device: str) -> None:
+    if torch.device(device).type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _shown(error: Exception) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0][:200]}" if first else type(error).__name__
+
+
+def offered(module: str) -> tuple[str, ...]:
+    """The ops that an implementation offers here, in the order of the table; none: not at all."""
+    found: Mapping[str, Function] | None = import_module(module).load()
+    return tuple(op for op in REFERENCE if op in (found or {}))
