@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels import interface, specs
 from kernels.interface import Int8Weight
 from kernels.ops.launching import IS_INTERPRETED
+from kernels.reference.dflash_context_kv import dflash_context_kv
 from kernels.reference.gated_delta import gated_delta
 from kernels.reference.gated_mul import gated_mul
 from kernels.reference.linear_dense import linear_dense
@@ -42,6 +43,7 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "rope_kv_write": rope_kv_write,
     "paged_attention": paged_attention,
+    "dflash_context_kv": dflash_context_kv,
     "gated_mul": gated_mul,
     "linear_dense": linear_dense,
     "linear_int8": linear_int8,
@@ -69,6 +71,7 @@ class Ops:
     rms_norm: interface.RmsNorm
     rope_kv_write: interface.RopeKvWrite
     paged_attention: interface.PagedAttention
+    dflash_context_kv: interface.DflashContextKv
     gated_mul: interface.GatedMul
     linear_dense: interface.LinearDense
     linear_int8: interface.LinearInt8

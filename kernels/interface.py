@@ -5,7 +5,7 @@ from shapes and never from values, so that a step can be captured as a graph. `o
 are written in place and returned; without them new tensors are made.
 
 Shapes: R rows, S sequences, Q rows a sequence, W blocks of a table, QH query heads, KH key heads,
-D head size, K in, N out, V vocabulary, I intermediate, E experts.
+D head size, K in, N out, V vocabulary, I intermediate, E experts, L layers.
 """
 
 from __future__ import annotations
@@ -156,6 +156,24 @@ class PagedAttention(Protocol):
         v_scale: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...
+
+
+class DflashContextKv(Protocol):
+    def __call__(
+        self,
+        states: Tensor,
+        weight: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_slots: Tensor,
+        *,
+        k_caches: Tensor,
+        v_caches: Tensor,
+        rotary_dim: int,
+        is_interleaved: bool = False,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class GatedMul(Protocol):

@@ -5,7 +5,7 @@
 test holds every implementation's signature against this table.
 
 Shapes: R rows, S sequences, Q rows a sequence, W blocks of a table, QH query heads, KH key heads,
-D head size, K in, N out, V vocabulary, I intermediate, E experts.
+D head size, K in, N out, V vocabulary, I intermediate, E experts, L layers.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ OPS: tuple[OpSpec, ...] = (
          "query_len", "scale", "mask", "mask_bits", "window", "soft_cap", "num_splits",
          "k_scale", "v_scale", "out"),
         "q [S Q, QH, D] over paged keys [blocks, KH, block, D] → [S Q, QH, D]",
+    ),
+    OpSpec(
+        "dflash_context_kv",
+        ("states", "weight", "positions", "cos_sin", "kv_slots", "*", "k_caches", "v_caches",
+         "rotary_dim", "is_interleaved", "k_norm", "eps"),
+        "states [R, K] · weight [L 2 KH D, K]ᵀ → every layer's k and v of a DFlash draft, written",
     ),
     OpSpec(
         "gated_mul", ("gate_up", "*", "activation", "out"),
