@@ -1,0 +1,61 @@
+"""Tuned values: the op's default, the file's over it, and files that say nothing unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels.ops import configs
+from kernels.ops.launching import recording
+from kernels.specs import BY_NAME
+from kernels.targets import BY_ARCH
+from tests.support.source_tree import ROOT
+
+TUNED = ROOT / "kernels/ops/tuned"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stands for kernels/ops."""
+    (tmp_path / "tuned").mkdir()
+    monkeypatch.setattr(configs, "files", lambda package: tmp_path)
+    configs._of.cache_clear()
+    yield tmp_path / "tuned"
+    configs._of.cache_clear()
+
+
+def test_without_a_file_the_default_serves(folder: Path) -> None:
+    with recording("gfx942"):
+        assert configs.tuned("rms_norm", "H4096", {"warps": 4}) == {"warps": 4}
+
+
+def test_file_of_the_chip_overrides_what_it_names(folder: Path) -> None:
+    (folder / "gfx942.json").write_text(json.dumps({"rms_norm": {"H4096": {"warps": 8}}}))
+    default = {"warps": 4, "stages": 2}
+
+    with recording("gfx942"):
+        assert configs.tuned("rms_norm", "H4096", default) == {"warps": 8, "stages": 2}
+        assert configs.tuned("rms_norm", "H512", default) == default
+        assert configs.tuned("gated_mul", "H4096", default) == default
+    with recording("gfx950"):
+        assert configs.tuned("rms_norm", "H4096", default) == default
+    assert default == {"warps": 4, "stages": 2}
+
+
+def test_value_that_the_op_does_not_have_is_refused(folder: Path) -> None:
+    (folder / "gfx942.json").write_text(json.dumps({"rms_norm": {"H4096": {"wraps": 8}}}))
+
+    with (
+        recording("gfx942"),
+        pytest.raises(ValueError, match=r"gfx942\.json: rms_norm H4096 sets wraps"),
+    ):
+        configs.tuned("rms_norm", "H4096", {"warps": 4})
+
+
+def test_files_there_are_name_chips_and_ops_that_exist() -> None:
+    for path in TUNED.glob("*.json"):
+        assert path.stem in BY_ARCH
+        assert set(json.loads(path.read_text())) <= set(BY_NAME)
