@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import rich_click as click
 
 from gateway.cli.support import print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from gateway.simulator.routing.bench import CellResult, Played, Ratio, Task
+    from gateway.simulator.routing.bench import CellResult, Ratio, Task
 
+_Found = TypeVar("_Found")
 MAIN_WORLDS = "drift,regime,outage"
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -57,7 +59,14 @@ def router(
     out: Path | None,
 ) -> None:
     """Race this router against others' documented rules; print regret, cost and intervals."""
-    from gateway.simulator.routing.bench import Task, cells_of, factory_of, router_names, summarise
+    from gateway.simulator.routing.bench import (
+        Task,
+        cells_of,
+        factory_of,
+        router_names,
+        run_task,
+        summarise,
+    )
     from gateway.simulator.routing.worlds import WORLDS
 
     try:
@@ -85,33 +94,94 @@ def router(
         for cell in cells
         for seed in range(1, seeds + 1)
     ]
-    results = summarise(list(_played(tasks, jobs or os.cpu_count() or 1)))
+    results = summarise(list(_in_processes(run_task, tasks, jobs)))
     for result in results:
         _show(result)
     if out is not None:
         _write(results, out, minutes * 60.0)
 
 
+@bench.command()
+@click.option("--worlds", default="calm,drift,outage", show_default=True, help="Comma-separated.")
+@click.option("--loads", default="1,3", show_default=True, help="Times the traffic's own rate.")
+@click.option("--pairs", help="LOGGED:TRIED, comma-separated; absent: four of the three.")
+@click.option("--seeds", default=10, show_default=True, type=click.IntRange(1, 1_000))
+@click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(1, 240))
+@click.option("--traces", type=DIRECTORY, help="Public traces; absent: generated traffic.")
+@click.option("--jobs", default=0, help="Processes; 0: one a core.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for table and JSON.")
+def prediction(
+    *,
+    worlds: str,
+    loads: str,
+    pairs: str | None,
+    seeds: int,
+    minutes: float,
+    traces: Path | None,
+    jobs: int,
+    out: Path | None,
+) -> None:
+    """Measure how far `policy simulate` is from what then really happens, in seeded worlds."""
+    import msgspec
+
+    from gateway.simulator.routing.bench import Task, cells_of
+    from gateway.simulator.routing.foretold import PAIRS, errors, errors_table, foretell, pairs_of
+    from gateway.simulator.routing.worlds import NUM_ENDPOINTS
+
+    try:
+        cells = cells_of(_words(worlds), [float(word) for word in _words(loads)], [NUM_ENDPOINTS])
+        tried = PAIRS if pairs is None else pairs_of(pairs)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    tasks = [
+        Task(
+            cell=cell,
+            seed=seed,
+            duration_s=minutes * 60.0,
+            routers=(),
+            traces_dir=str(traces) if traces is not None else "",
+        )
+        for cell in cells
+        for seed in range(1, seeds + 1)
+    ]
+    found = errors(
+        [
+            each
+            for rows in _in_processes(partial(foretell, pairs=tried), tasks, jobs)
+            for each in rows
+        ]
+    )
+    table = "\n".join(errors_table(found))
+    click.echo(table)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "prediction.md").write_text(table + "\n", encoding="utf-8")
+        (out / "prediction.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(found), indent=1)
+        )
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _played(tasks: Sequence[Task], jobs: int) -> Iterable[Played]:
+def _in_processes(
+    run: Callable[[Task], _Found], tasks: Sequence[Task], jobs: int
+) -> Iterable[_Found]:
     """Each task in a process of its own kind; one that fails ends the whole with its error."""
-    from gateway.simulator.routing.bench import run_task
-
+    jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield from map(run_task, tasks)
+        yield from map(run, tasks)
         return
     # Here, for they would be a tenth of the start of every other command.
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, played in enumerate(pool.map(run_task, tasks), 1):
+        for number, found in enumerate(pool.map(run, tasks), 1):
             if sys.stderr.isatty():
                 click.echo(f"\r{number} of {len(tasks)} runs", nl=number == len(tasks), err=True)
-            yield played
+            yield found
 
 
 def _show(result: CellResult) -> None:

@@ -7,7 +7,16 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from gateway.core import AttemptOutcome, Endpoint, Lane, PriceRow, RequestFacts
+from gateway.core import (
+    AttemptOutcome,
+    Endpoint,
+    FleetView,
+    Lane,
+    Plan,
+    PriceRow,
+    RequestFacts,
+    Rng,
+)
 from gateway.errors import NoEligibleEndpoint
 from gateway.fleet.exploration import ExplorationLimits
 from gateway.fleet.fleet import Fleet
@@ -92,7 +101,7 @@ class OurRouter:
         facts = facts_of(ask)
         view = self.fleet.view(facts, self._ids)
         try:
-            plan = decide(facts, view, self.policy, self._rng, seed=ask.idx)
+            plan = decide(facts, view, self.policy, self.rng_of(ask), seed=ask.idx)
         except NoEligibleEndpoint as error:
             if not error.is_capacity:
                 return ()
@@ -101,7 +110,16 @@ class OurRouter:
         self.explored = plan.explored
         if plan.explored:
             self.fleet.spend_credit()
+        self.decided(ask, facts, view, plan)
         return plan.order
+
+    def rng_of(self, ask: Ask) -> Rng:
+        """What this decision draws from."""
+        del ask
+        return self._rng
+
+    def decided(self, ask: Ask, facts: RequestFacts, view: FleetView, plan: Plan) -> None:
+        """For those who keep a log."""
 
     def join(self, name: str) -> None:
         """There are other replicas, and this is its name among them."""

@@ -2,7 +2,7 @@
 
 Each endpoint is given the residual shape of one measured provider: the request's common random
 numbers pick quantiles of it. First token and decode are drawn apart: within the files their
-correlation is 0.05 in the middle. Medians stay the world's own, for a ranking of 2023 means nothing
+correlation is 0.08 in the middle. Medians stay the world's own, for a ranking of 2023 means nothing
 now.
 """
 
