@@ -17,6 +17,7 @@ HEAD_DIM_MAX = 512
 NUM_SPLITS_MAX = 128
 UNSPLIT_KEYS_MAX = 512
 SPLIT_KEYS_MIN = 64
+VERIFY_ROWS_MAX = 16  # queries a sequence: more are a piece of a prompt
 PARTS_BYTES_MAX = 256 << 20  # what the splits' sums may take, whatever is asked for
 _WAVES_A_SIMD = 2
 
@@ -32,6 +33,7 @@ class Sizes:
     head_dim: int
     itemsize: int  # of the queries, in whose type products are made
     num_keys_max: int
+    is_tree: bool
 
     @property
     def group(self) -> int:
@@ -54,7 +56,7 @@ def plan(sizes: Sizes, num_splits: int = 0) -> Plan:
     """`num_splits` 0: chosen; more than there is use or memory for are cut down."""
     num_rows = sizes.query_len * sizes.group
     block_d = power_of_two(max(16, sizes.head_dim))
-    default = _default(num_rows, block_d, sizes.itemsize)
+    default = _default(sizes, num_rows, block_d)
     key = f"head {sizes.head_dim} rows {min(256, power_of_two(num_rows))}"
     chosen = tuned("paged_attention", key, default)
     config = Config(
@@ -71,23 +73,29 @@ def plan(sizes: Sizes, num_splits: int = 0) -> Plan:
     return Plan(chosen["block_m"], block_d, chosen["tile"], num_row_tiles, num_splits, config)
 
 
-def _default(num_rows: int, block_d: int, itemsize: int) -> Mapping[str, int]:
-    """Kept from spilling, and at 3 waves a SIMD up to heads of 128, on gfx942 and gfx950: so found
-    by compiling all around (docs/kernels.md)."""
+def _default(sizes: Sizes, num_rows: int, block_d: int) -> Mapping[str, int]:
+    """What neither spills nor, decoding and verifying with heads up to 128, leaves less than 3
+    waves a SIMD, on gfx942 and gfx950: found by compiling all around (docs/kernels.md)."""
+    is_brief = sizes.query_len <= VERIFY_ROWS_MAX
+    is_wide = sizes.itemsize > 2
     most = 128 if block_d <= 128 else 64 if block_d <= 256 else 32
-    if itemsize > 2:
+    if is_brief or is_wide:
         most = min(most, 64)
     block_m = min(most, power_of_two(max(16, num_rows)))
     tile = 64 if block_m == 128 or block_d <= 64 else 32
     if block_d > 256 and block_m == 16:
         tile = 16
-    if itemsize > 2:
+    if is_wide:
         tile = 32 if block_d <= 128 else 16
+    num_warps = 4
+    if block_m == 128 or (block_d > 128 and block_m == 64) or (block_d > 256 and block_m == 32):
+        num_warps = 8
+    is_deep = block_d <= 128 and not (sizes.is_tree and block_m == 64)
     return {
         "block_m": block_m,
         "tile": tile,
-        "num_warps": 8 if block_m >= 64 or (block_d > 256 and block_m >= 32) else 4,
-        "num_stages": 2 if block_d <= 128 else 1,
+        "num_warps": num_warps,
+        "num_stages": 2 if is_deep else 1,
         "waves_per_eu": 0,
     }
 
