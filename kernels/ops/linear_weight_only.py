@@ -85,23 +85,22 @@ def _matmul_int4_weight(
     for part in range(first, first + PARTS_A_PROGRAM):
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         end = tl.minimum((part + 1) * part_bytes, num_bytes)
-        for at in range(part * part_bytes, end, BYTES):
-            byte = at + tl.arange(0, BYTES)
-            packed = tl.load(columns + byte[:, None])
-            low = exactly_as((packed & 15).to(tl.float32) - 8.0, x.dtype.element_ty)
-            high = exactly_as((packed >> 4).to(tl.float32) - 8.0, x.dtype.element_ty)
-            first_k = at // 64 * 128 + at % 64
-            k = first_k + tl.arange(0, BYTES)
-            low_x = load_along(x_rows, k, num_in, IS_EVEN)
-            high_x = load_along(x_rows, k + 64, num_in, IS_EVEN)
-            group = first_k // GROUP_SIZE
-            sums = float_dot(low_x, low, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UP)
-            if GROUP_SIZE < 128:
-                total += sums * tl.load(scale + group * num_out).to(tl.float32)[None, :]
-                sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-                group += 64 // GROUP_SIZE
-            sums = float_dot(high_x, high, sums, UP)
-            total += sums * tl.load(scale + group * num_out).to(tl.float32)[None, :]
+        for block in range(part * part_bytes, end, 64):
+            for begin in tl.static_range(0, 64, BYTES):
+                packed = tl.load(columns + (block + begin + tl.arange(0, BYTES))[:, None])
+                low = exactly_as((packed & 15).to(tl.float32) - 8.0, x.dtype.element_ty)
+                high = exactly_as((packed >> 4).to(tl.float32) - 8.0, x.dtype.element_ty)
+                k = block * 2 + begin + tl.arange(0, BYTES)
+                low_x = load_along(x_rows, k, num_in, IS_EVEN)
+                high_x = load_along(x_rows, k + 64, num_in, IS_EVEN)
+                at_scale = scale + (block * 2 + begin) // GROUP_SIZE * num_out
+                sums = float_dot(low_x, low, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UP)
+                if GROUP_SIZE < 128:
+                    total += sums * tl.load(at_scale).to(tl.float32)[None, :]
+                    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                    at_scale += 64 // GROUP_SIZE * num_out
+                sums = float_dot(high_x, high, sums, UP)
+                total += sums * tl.load(at_scale).to(tl.float32)[None, :]
         value += total
     store_tile(
         value, m, n, first, parts, out, None, None, bias,
