@@ -35,8 +35,10 @@ def exactly_as(value, kind: tl.constexpr):
     which spares the rounding that older chips have no instruction for.
     """
     if kind == tl.bfloat16:
-        return (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(kind, bitcast=True)
-    return value.to(kind)
+        exact = (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(kind, bitcast=True)
+    else:
+        exact = value.to(kind)
+    return exact
 
 
 @triton.jit

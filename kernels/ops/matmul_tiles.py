@@ -149,16 +149,20 @@ def float_dot(a, b, total, UP: tl.constexpr):
 def load_along(rows, k, num_in, IS_EVEN: tl.constexpr):
     """[rows, k] of rows that begin at the pointers [M, 1]; zero from `num_in` on."""
     if IS_EVEN:
-        return tl.load(rows + k[None, :])
-    return tl.load(rows + k[None, :], mask=(k < num_in)[None, :], other=0.0)
+        values = tl.load(rows + k[None, :])
+    else:
+        values = tl.load(rows + k[None, :], mask=(k < num_in)[None, :], other=0.0)
+    return values
 
 
 @triton.jit
 def load_down(columns, k, num_in, IS_EVEN: tl.constexpr):
     """[k, columns] of a weight's rows that begin at the pointers [1, N]; zero from `num_in` on."""
     if IS_EVEN:
-        return tl.load(columns + k[:, None])
-    return tl.load(columns + k[:, None], mask=(k < num_in)[:, None], other=0.0)
+        values = tl.load(columns + k[:, None])
+    else:
+        values = tl.load(columns + k[:, None], mask=(k < num_in)[:, None], other=0.0)
+    return values
 
 
 @triton.jit
