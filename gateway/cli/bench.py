@@ -186,6 +186,9 @@ def _in_processes(
 
 def _show(result: CellResult) -> None:
     click.echo(f"\n{result.cell.name} ({result.workload}, {len(result.seeds)} seeds)")
+    is_cold = any(means.get("cold_mean") for means in result.means.values())
+    head = ["router", "p50 s", "p95 s", "p50 regret", "p95 regret", "$", "failed", "explored"]
+    head += ["mean cold / warm"] if is_cold else []
     rows = []
     for name in sorted(result.means, key=lambda each: result.means[each]["p95_s"] or 0.0):
         means, regret = result.means[name], result.regrets.get(name, {})
@@ -199,11 +202,10 @@ def _show(result: CellResult) -> None:
                 f"{means['usd']:.2f}",
                 f"{means['failed_share']:.2%}",
                 f"{means['explored_share']:.2%}",
+                *([f"{means['cold_mean']:.3f}"] if is_cold else []),
             )
         )
-    print_table(
-        rows, ("router", "p50 s", "p95 s", "p50 regret", "p95 regret", "$", "failed", "explored")
-    )
+    print_table(rows, head)
 
 
 def _ratio(found: Ratio | None) -> str:

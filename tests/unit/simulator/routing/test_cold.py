@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.simulator.routing.bench import Cell, Task, factory_of, run_task
+from gateway.simulator.routing.bench import Cell, Task, factory_of, run_task, summarise
 from gateway.simulator.routing.cold import JUDGED_S, judged
 from gateway.simulator.routing.episode import play
 from gateway.simulator.routing.ours import OurRouter
+from gateway.simulator.routing.report import as_markdown
 from gateway.simulator.routing.workloads.registry import workload
 from gateway.simulator.routing.worlds import make_world
 
@@ -23,6 +24,8 @@ def test_a_router_that_measures_pays_and_one_that_does_not_pays_nothing() -> Non
     assert 1.02 < ours.cold_mean < ours.cold_minute < 1.6
     assert ours.cold_for_s is not None
     assert 0.0 < ours.cold_for_s < 60.0
+    report = as_markdown(summarise([played]), "looprouter bench router", 240.0)
+    assert "| first minute cold / warm | mean cold / warm | p95 cold / warm |" in report
     # Rules without a memory that matters are the same before and after.
     for each in (table, oracle):
         assert each.cold_mean == pytest.approx(1.0, abs=0.02)
