@@ -18,39 +18,34 @@ AT_ONCE = 2
 QUICK = "not slow and not e2e and not postgres and not redis and not node"
 if not any(map(shutil.which, ("c++", "g++", "clang++"))):
     QUICK += " and not compiler"
-# Two processes of pytest, not one with two workers: each collects only its own half.
-HALVES = (
-    ("tests of the gateway and the tree", ("tests/unit", "tests/architecture")),
-    ("tests of the backend", ("tests/backend/unit", "tests/kernels")),
+# Processes of pytest, not one with two workers: each collects only its own part. The last one's
+# kernels are interpreted, which holds for a whole process; it tries one case of every op.
+PARTS: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
+    ("tests of the gateway and the tree", ("tests/unit", "tests/architecture"), {}),
+    ("tests of the backend and the kernels", ("tests/backend/unit", "tests/kernels"), {}),
+    ("ops against their truth", ("tests/kernels/ops/test_cases.py",), {"TRITON_INTERPRET": "1"}),
 )
 PYTHON_TREES = ("gateway", "backend", "kernels", "migrations", "tests", "deploy")
 
+Check = tuple[str, list[str], dict[str, str]]
+
 # The longest first, so that the others fill the second core beside it.
-CHECKS: tuple[tuple[str, list[str]], ...] = (
+CHECKS: tuple[Check, ...] = (
     *(
-        (
-            name,
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                *[t for t in trees if (ROOT / t).is_dir()],
-                "-m",
-                QUICK,
-            ],
-        )
-        for name, trees in HALVES
+        (name, [sys.executable, "-m", "pytest", *trees, "-m", QUICK], environ)
+        for name, trees, environ in PARTS
     ),
-    ("types", [str(BIN / "mypy")]),
-    ("import contracts", [str(BIN / "lint-imports"), "--cache-dir", ".import_linter_cache"]),
-    ("lint", [str(BIN / "ruff"), "check", *PYTHON_TREES]),
+    ("types", [str(BIN / "mypy")], {}),
+    ("import contracts", [str(BIN / "lint-imports"), "--cache-dir", ".import_linter_cache"], {}),
+    ("lint", [str(BIN / "ruff"), "check", *PYTHON_TREES], {}),
 )
 
 
-def run(check: tuple[str, list[str]]) -> tuple[str, int, float, str]:
-    name, command = check
+def run(check: Check) -> tuple[str, int, float, str]:
+    name, command, more = check
     started_s = time.monotonic()
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "LOOPROUTER_TEST_PROFILE": "check"}
+    quick = {"PYTHONPATH": str(ROOT), "LOOPROUTER_TEST_PROFILE": "check"}
+    environ = {**os.environ, **quick, **more}
     # Compiling every test anew costs a quarter of the minute.
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(

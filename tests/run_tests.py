@@ -31,7 +31,11 @@ from tests.services import (  # noqa: E402 - the path above comes first
 NODE_FOLDER = ROOT / "tests/e2e/node"
 NODE_VERSION_MIN = 20
 BENCH_FOLDER = "tests/bench"
-TESTS_FAILED = 1  # pytest's exit status
+# Triton interprets all kernels of a process or none, so these have a process of their own.
+INTERPRETED = ("tests/kernels/ops",)
+INTERPRETING = {"TRITON_INTERPRET": "1"}
+TESTS_FAILED = 1  # pytest's exit statuses
+NONE_CHOSEN = 5
 RERUN_MAX = 8
 
 
@@ -143,7 +147,39 @@ def report(missing: dict[str, ServiceMissing], *, is_ci: bool) -> None:
             print(f"         to run them: {group.install}")
 
 
-def run_alone(command: list[str]) -> int:
+def runs(arguments: list[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """Arguments of each process of pytest, and what it has in its environment besides ours."""
+    paths = [
+        each for each in arguments if (ROOT / each.split("::")[0]).is_relative_to(ROOT / "tests")
+    ]
+    options = [each for each in arguments if each not in paths]
+    others = [each for each in paths if not each.startswith(INTERPRETED)]
+    interpreted = [each for each in paths if each not in others]
+    interpreted += [
+        folder
+        for folder in INTERPRETED
+        if any((ROOT / folder).is_relative_to(ROOT / each) for each in others)
+    ]
+    found: list[tuple[list[str], dict[str, str]]] = []
+    if others or not paths:
+        found.append(([*others, *options], {}))
+    if interpreted or not paths:
+        found.append(([*(interpreted or INTERPRETED), *options], INTERPRETING))
+    return found
+
+
+def run(command: list[str], environ: dict[str, str]) -> int:
+    status = subprocess.run(command, check=False, env={**os.environ, **environ}).returncode
+    return run_alone(command, environ) if status == TESTS_FAILED else status
+
+
+def worst(statuses: list[int]) -> int:
+    """A process for which no test was chosen is good beside one that had some."""
+    bad = [status for status in statuses if status not in (0, NONE_CHOSEN)]
+    return bad[0] if bad else min(statuses)
+
+
+def run_alone(command: list[str], environ: dict[str, str]) -> int:
     """Run a few failed tests once more, by themselves, and say so loudly.
 
     Tests of running servers have deadlines, and on a shared machine another program can take both
@@ -151,14 +187,15 @@ def run_alone(command: list[str]) -> int:
     so that its deadline can be mended. Many failures are never an accident.
     """
     again = [*command, "--last-failed", "--last-failed-no-failures=none", "-p", "no:randomly"]
+    merged = {**os.environ, **environ}
     listed = subprocess.run(
-        [*again, "--collect-only"], check=False, capture_output=True, text=True
+        [*again, "--collect-only"], check=False, capture_output=True, text=True, env=merged
     ).stdout
     failed = [line for line in listed.splitlines() if "::" in line]
     if not 0 < len(failed) <= RERUN_MAX:
         return TESTS_FAILED
     print(f"FAILED ONCE, run again alone: {len(failed)} tests", *failed, sep="\n  ", flush=True)
-    return subprocess.run(again, check=False).returncode
+    return subprocess.run(again, check=False, env=merged).returncode
 
 
 def main(arguments: list[str]) -> int:
@@ -170,9 +207,7 @@ def main(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "pytest", f"--ignore={BENCH_FOLDER}"]
         if missing:
             command += ["-m", " and ".join(f"not {marker}" for marker in missing)]
-        status = subprocess.run([*command, *arguments], check=False).returncode
-        if status == TESTS_FAILED:
-            status = run_alone(command)
+        status = worst([run([*command, *each], environ) for each, environ in runs(arguments)])
     print(f"all tests took {time.monotonic() - started_s:.0f} s")
     report(missing, is_ci=is_ci)
     if is_ci and missing:

@@ -1,0 +1,57 @@
+"""Which tests share a process: kernels are interpreted in a whole process or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kernels.ops.launching import IS_INTERPRETED
+from tests.run_tests import INTERPRETED, INTERPRETING, NONE_CHOSEN, runs, worst
+from tests.support.source_tree import ROOT
+
+OPS = list(INTERPRETED)
+ONE = "tests/kernels/ops/test_cases.py::test_x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "plain", "interpreted"),
+    [
+        ([], [], OPS),
+        (["-x", "-k", "gateway"], ["-x", "-k", "gateway"], [*OPS, "-x", "-k", "gateway"]),
+        (["tests/unit", "-x"], ["tests/unit", "-x"], None),
+        (["tests/kernels"], ["tests/kernels"], OPS),
+        ([ONE], None, [ONE]),
+        (["tests/unit", *OPS], ["tests/unit"], OPS),
+    ],
+)
+def test_paths_go_to_their_own_process(
+    arguments: list[str], plain: list[str] | None, interpreted: list[str] | None
+) -> None:
+    expected = [(plain, {}), (interpreted, INTERPRETING)]
+
+    assert runs(arguments) == [each for each in expected if each[0] is not None]
+
+
+def test_a_process_without_tests_is_good_beside_one_that_has_some() -> None:
+    assert worst([0, NONE_CHOSEN]) == 0
+    assert worst([NONE_CHOSEN, NONE_CHOSEN]) == NONE_CHOSEN
+    assert worst([0, 2]) == 2
+    assert worst([NONE_CHOSEN, 1]) == 1
+
+
+def test_kernels_are_compiled_here() -> None:
+    assert not IS_INTERPRETED
+
+
+def test_interpreted_tests_are_left_out_beside_others_and_told() -> None:
+    environ = {name: value for name, value in os.environ.items() if name not in INTERPRETING}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/test_targets.py"]
+    done = subprocess.run(
+        [*command, *OPS], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert "tests/kernels/ops/" not in done.stdout.replace("not run here: tests/kernels/ops", "")
+    assert "not run here: tests/kernels/ops" in done.stdout
