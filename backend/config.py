@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -96,6 +97,18 @@ class ShapeSet:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """Who computes the ops (`kernels.dispatch.IMPLEMENTATIONS`), and what was found against some.
+
+    `withheld`: op → why torch serves it on this GPU; `verdict`: the doctor's summary, for people.
+    """
+
+    implementation: str = "auto"
+    withheld: Mapping[str, str] = field(default_factory=dict, hash=False)
+    verdict: str = "not examined"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one model is run. Sizes are tokens unless their name says otherwise."""
 
@@ -120,3 +133,4 @@ class EngineConfig:
     draft_path: str = ""  # the draft head or draft model, for methods that have one
     is_draft_forced: bool = False  # use it even if it was made for another target
     shapes: ShapeSet = field(default_factory=ShapeSet)
+    kernels: KernelChoice = field(default_factory=KernelChoice)

@@ -7,6 +7,7 @@ import sys
 import rich_click as click
 
 from backend.cli.bench import bench
+from backend.cli.doctor import doctor
 from backend.cli.models import models
 from backend.cli.own_packages import check_own_packages
 from backend.cli.serve import serve
@@ -27,7 +28,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, models, bench, train):
+for command in (serve, models, bench, train, doctor):
     cli.add_command(command)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from backend.cli.environment import API_KEY, Environment
-from backend.config import DType, EngineConfig, Quantization
+from backend.config import DType, EngineConfig, KernelChoice, Quantization
 from backend.errors import SetupError
 
 if TYPE_CHECKING:
@@ -115,6 +115,14 @@ _MIB = 1024 * 1024
 @click.option(
     "--force-draft", is_flag=True, help="Use a draft head even if it was made for another model."
 )
+@click.option(
+    "--kernels",
+    type=click.Choice(["auto", "reference", "native", "triton"]),
+    default="auto",
+    show_default=True,
+    help="reference = torch; native = C++, on a CPU; triton, on a GPU; auto = those of the device.",
+)
+@click.option("--no-doctor", is_flag=True, help="Use the kernels of a GPU without trying them.")
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew.")
 @click.option(
     "--api-key-env",
@@ -161,6 +169,7 @@ def serve(
     total_limit: float,
     drain: float,
     with_parent: bool,
+    no_doctor: bool,
     **engine_options: object,
 ) -> None:
     """Serve MODEL: a fetched name, a Hugging Face folder or a .gguf file.
@@ -182,15 +191,17 @@ def serve(
         engine_options["draft"] = str(store.choose(str(engine_options["draft"])).path)
     name = served_name or choice.served_name
     sock, bound = listen(host, port)
-    click.echo(f"Loading {name} from {choice.path} …")
-    sys.stdout.flush()
+    say(f"Loading {name} from {choice.path} …")
     from backend.api.auth import LOCAL_NAMES
     from backend.api.run import ServeOptions, run_in_uvloop, serve_model
+    from backend.cli.doctoring import examined
     from backend.serving.job import TimeLimits
     from backend.serving.loading import load_served
 
     engine_options = with_bundled_head(engine_options, choice.path)
     config = engine_config(**engine_options)  # type: ignore[arg-type]  # click has checked them
+    if not no_doctor:
+        config = examined(config, choice.path, say)
     options = ServeOptions(
         served_name=name,
         version=version("looprouter"),
@@ -204,10 +215,15 @@ def serve(
     key_name = (api_key_env or API_KEY) if keys else ""
 
     def ready(loaded: Loaded) -> None:
-        click.echo(greeting(name, host, bound, key_name, loaded))
-        sys.stdout.flush()
+        say(greeting(name, host, bound, key_name, loaded))
 
     run_in_uvloop(serve_model(options, lambda: load_served(choice.path, config), sock, ready))
+
+
+def say(line: str) -> None:
+    """At once, also into a file."""
+    click.echo(line)
+    sys.stdout.flush()
 
 
 def with_bundled_head(options: dict[str, object], target: Path) -> dict[str, object]:
@@ -272,17 +288,13 @@ def engine_config(
     drafts: int = 0,
     draft: str = "",
     force_draft: bool = False,
+    kernels: str = "auto",
 ) -> EngineConfig:
     """The options as the engine takes them, `auto` decided. Raises SetupError."""
-    import torch
-
     from backend.speculate.registry import NUM_DRAFTS, NUM_DRAFTS_OTHERS, check_method
 
     check_method(speculation)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise SetupError("torch finds no GPU here; use --device cpu, or install torch for yours")
+    device = device_for(device)
     chosen = Quantization.NONE
     if quantization == "int8":
         chosen = Quantization.INT8
@@ -306,7 +318,19 @@ def engine_config(
         is_draft_forced=force_draft,
         # Rows of drafts leave those of prompts as many as there were.
         rows_max=_DEFAULTS.rows_max + sequences * num_drafts,
+        kernels=KernelChoice(kernels),
     )
+
+
+def device_for(device: str) -> str:
+    """`auto` decided. Raises SetupError where a GPU is asked for and there is none."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SetupError("torch finds no GPU here; use --device cpu, or install torch for yours")
+    return device
 
 
 def configure_logs() -> None:

@@ -20,6 +20,7 @@ from backend.engine.scheduler import Step
 from backend.engine.sequence import Sequence
 from backend.engine.shapes import Shapes
 from backend.engine.state import SlotState
+from backend.layers.ops import ops_of
 from backend.models.interface import CausalModel
 from backend.sampling.rejection import RULES
 from backend.sampling.sampler import Sampled, Sampler
@@ -51,7 +52,9 @@ class Runner:
         device = torch.device(config.device)
         self.model = model
         self.cache = model.make_cache(num_blocks, config.block_size)
-        self.sampler = Sampler(model.config.vocab_size, config.sequences_max + 1, device)
+        self.sampler = Sampler(
+            model.config.vocab_size, config.sequences_max + 1, device, ops=ops_of(config)
+        )
         self.state = SlotState(config.sequences_max + 1, shapes.table_widths[-1], device)
         self.buffers = StepBuffers(
             rows_max=config.rows_max,

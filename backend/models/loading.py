@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backend.config import EngineConfig, ModelConfig, Quantization
 from backend.errors import BadCheckpoint, SetupError, UnsafeFormat
+from backend.layers.ops import ops_of
 from backend.models.checkpoint import Checkpoint, CheckpointWeights, check_tensors
 from backend.models.family import Family
 from backend.models.gguf_checkpoint import GgufCheckpoint
@@ -25,7 +26,7 @@ from backend.models.hf_config import token_ids, unknown_keys
 from backend.models.interface import CausalModel
 from backend.models.registry import family_of_gguf, family_of_hf
 from backend.models.safetensors_files import PICKLE_SUFFIXES, SafetensorsDirectory, read_json
-from kernels.dispatch import Ops, select
+from kernels.dispatch import Ops
 
 # Bounds the table of cosines and sines: 512 MiB at a head size of 128.
 POSITIONS_MAX = 2**20
@@ -90,7 +91,7 @@ def load_model(
     skipped = check_tensors(source.checkpoint, *_declared(source.family, source.config))
     weights = CheckpointWeights(
         source.checkpoint,
-        ops or select(engine_config.device),
+        ops or ops_of(engine_config),
         dtype=getattr(torch, engine_config.dtype.value),
         device=torch.device(engine_config.device),
         is_int8=engine_config.quantization is Quantization.INT8,

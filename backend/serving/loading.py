@@ -12,6 +12,7 @@ from backend.config import EngineConfig
 from backend.engine.calibrating import measure_plain_steps
 from backend.engine.engine import Engine
 from backend.errors import OutOfMemory
+from backend.layers.ops import ops_of
 from backend.models.loading import LoadedModel, load_model
 from backend.serving.draft_check import check_draft
 from backend.serving.prompting import TextSide
@@ -89,6 +90,11 @@ def _load(path: Path, config: EngineConfig) -> Loaded:
             "file_format": report.file_format,
             "weight_bytes": report.weight_bytes,
             "load_s": round(report.load_s, 3),
+            "kernels": {
+                "doctor": config.kernels.verdict,
+                "served_by": dict(ops_of(config).names),
+                "withheld": dict(config.kernels.withheld),
+            },
         },
         head=head,
     )

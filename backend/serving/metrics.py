@@ -81,6 +81,11 @@ class Metrics:
         self._preemptions = Gauge(
             "backend_preemptions", "Sequences preempted since the start.", registry=registry
         )
+        self.kernels_withheld = Gauge(
+            "backend_kernels_withheld",
+            "Ops that torch serves because the doctor found fault with their kernels.",
+            registry=registry,
+        )
         self._tokens_per_s = Gauge(
             "backend_tokens_per_second", "Generated now, all sequences.", registry=registry
         )

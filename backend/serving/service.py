@@ -146,6 +146,7 @@ class Service:
         """Load the model and run real forwards. Raises what loading raises, or SetupError."""
         await self._thread.start()
         assert self._loaded is not None
+        self.metrics.kernels_withheld.set(len(self._loaded.config.kernels.withheld))
         began_at_s = time.monotonic()
         size, largest = 1, self._loaded.config.sequences_max
         while size <= largest and (size == 1 or time.monotonic() - began_at_s < MEASURE_S):

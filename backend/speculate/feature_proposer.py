@@ -11,6 +11,7 @@ from torch import Tensor
 
 from backend.config import EngineConfig
 from backend.errors import SetupError
+from backend.layers.ops import ops_of
 from backend.models.interface import CausalModel
 from backend.speculate.draft_cache import DraftCache, View
 from backend.speculate.heads.base import DraftHead
@@ -18,7 +19,7 @@ from backend.speculate.heads.loading import load_head
 from backend.speculate.picking import Picker
 from backend.speculate.protocol import Proposal, ProposeInput
 from backend.speculate.running import Packer, RunningHead
-from kernels.dispatch import Ops, select
+from kernels.dispatch import Ops
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class FeatureProposer(ABC):
         ops: Ops | None = None,
     ) -> None:
         """`lookahead`: tokens behind a position that its row in the draft's cache depends on."""
-        ops = ops or select(config.device)
+        ops = ops or ops_of(config)
         self.num_drafts_max = min(num_drafts_max, config.num_drafts_max)
         self.taps = head.head_config.taps(model.config.num_layers)
         self.cache = DraftCache(model, config, head.head_config.shape, lookahead=lookahead)

@@ -5,8 +5,6 @@ Runs in a child process (`kernels.doctor.child`): what it calls may never come b
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,15 +15,16 @@ from torch import Tensor
 
 from kernels.cases.case import Call, Case, Maker, Size
 from kernels.dispatch import REFERENCE
-from kernels.doctor.shapes import ERROR_MAX, Geometry, cases_of
+from kernels.doctor.shapes import Geometry, cases_of
 from kernels.doctor.verdict import OpReport, Outcome
+from kernels.tools.checking import error_max_of, poisoned
+from kernels.tools.timing import ClockTimer, EventTimer, Run, interleaved
 
 SEED = 1
 # Both round: so far apart may two be that are each within the bound of a case.
 BOTH_ROUND = 2.0
 SLOWER_MAX = 1.2  # times torch's own: below it, it may be the machine
-TIMED_RUNS_MAX = 50
-TIMED_S_MAX = 1.0  # a case, for each of the two
+TIMED_S_MAX = 2.0  # a case, for both
 
 Function = Callable[..., Any]
 
@@ -40,6 +39,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     geometry: Geometry | None = None
     size: Size = "main"  # of the cases of an op that the model does not have
     is_timed: bool = True
+    limit_s: float = 600.0  # after which the child ends itself, should nobody be there to end it
 
 
 def check(task: Task) -> OpReport:
@@ -73,7 +73,7 @@ def _check_case(case: Case, function: Function, task: Task) -> OpReport:
     try:
         expected_call = case.make(Maker(task.device, SEED), dtype)
         expected = _run(reference, expected_call, task.device)
-        call = case.make(Maker(task.device, SEED), dtype)
+        call = poisoned(case.op, case.make(Maker(task.device, SEED), dtype))
     except Exception as error:
         reason = f"torch's own op fails at {case.name} ({_shown(error)})"
         return OpReport(outcome=Outcome.UNCHECKED, reason=reason, **about)
@@ -134,10 +134,7 @@ def _total(times: Iterable[float | None]) -> float | None:
 
 def _bound(case: Case, dtype: torch.dtype) -> float:
     """0: equal."""
-    if case.is_exact:
-        return 0.0
-    bounds = case.error_max if case.error_max is not None else ERROR_MAX
-    return BOTH_ROUND * bounds.get(dtype, max(bounds.values()))
+    return 0.0 if case.is_exact else BOTH_ROUND * error_max_of(case, dtype)
 
 
 def difference(
@@ -208,35 +205,12 @@ def _run(function: Function, call: Call, device: str) -> tuple[Tensor, ...]:
     return tuple(_tensors(results if isinstance(results, tuple) else (results,)))
 
 
-def medians_s(
-    first: Callable[[], object], second: Callable[[], object], device: str
-) -> tuple[float, float]:
-    """Of both in turn, so that what else the machine does meets both."""
-    spent: tuple[list[float], list[float]] = ([], [])
-    began_at_s = time.monotonic()
+def medians_s(function: Run, reference: Run, device: str) -> tuple[float, float]:
+    """Of both, in turn."""
+    timer = ClockTimer() if torch.device(device).type == "cpu" else EventTimer()
     with torch.inference_mode():
-        while len(spent[0]) < TIMED_RUNS_MAX and time.monotonic() - began_at_s < 2 * TIMED_S_MAX:
-            for work, times in zip((first, second), spent, strict=True):
-                times.append(_time_s(work, device))
-    # The first of each compiles, tunes and asks for memory.
-    of_first, of_second = (statistics.median(each[1:] or each) for each in spent)
-    return of_first, of_second
-
-
-def _time_s(work: Callable[[], object], device: str) -> float:
-    if torch.device(device).type == "cpu":
-        began_at_s = time.perf_counter()
-        work()
-        return time.perf_counter() - began_at_s
-    begin, end = (
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own lack
-        for _ in range(2)
-    )
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+        times = interleaved({"op": function, "torch": reference}, timer, budget_s=TIMED_S_MAX)
+    return times["op"].median_s, times["torch"].median_s
 
 
 def _wait(device: str) -> None:

@@ -56,7 +56,8 @@ class Child:
         answer = None
         with suppress(BrokenPipeError):
             assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(task) + b"\n")
+            given = msgspec.structs.replace(task, limit_s=limit_s)
+            self._process.stdin.write(msgspec.json.encode(given) + b"\n")
             self._process.stdin.flush()
             answer = self._line(limit_s)
         took_s = time.monotonic() - began_at_s

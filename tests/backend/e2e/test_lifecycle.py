@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kernels.dispatch import REFERENCE
 from tests.support.backend_process import (
     TINY,
     RunningBackend,
@@ -100,6 +101,17 @@ def test_every_page_but_health_wants_the_key(small: RunningBackend, path: str, s
     for wrong in ({"authorization": "Bearer wrong"}, {"authorization": ""}):
         assert small.ask("GET", path, headers=wrong)[0] == status
     assert small.ask("GET", path, headers={"authorization": f"Bearer {KEY}"})[0] == 200
+
+
+def test_health_and_metrics_say_who_computes(small: RunningBackend) -> None:
+    kernels = small.get("/health")["kernels"]
+    metrics = small.ask("GET", "/metrics")[2].decode()
+
+    assert kernels["served_by"].keys() == REFERENCE.keys()
+    assert set(kernels["served_by"].values()) <= {"native", "reference"}
+    # A CPU's ops are tested when they are built; the doctor is for GPUs.
+    assert (kernels["doctor"], kernels["withheld"]) == ("not examined", {})
+    assert "\nbackend_kernels_withheld 0.0\n" in metrics
 
 
 def test_wrong_key_is_a_401_in_openais_shape(small: RunningBackend) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -256,4 +257,17 @@ def test_a_child_nobody_needs_ends_by_itself() -> None:
         time.sleep(0.05)
 
     assert child._process.returncode == 0
+    child.close()
+
+
+@SLOW
+def test_a_hung_child_ends_by_itself_when_nobody_is_left_to_end_it() -> None:
+    child = Child()
+    task = FAULTY.task("verify_rejection", is_timed=False)
+    hung = process.msgspec.structs.replace(task, limit_s=0.5)
+    assert child._process.stdin is not None
+    child._process.stdin.write(process.msgspec.json.encode(hung) + b"\n")
+    child._process.stdin.flush()
+
+    assert child._process.wait(60) == -signal.SIGALRM
     child.close()
