@@ -96,6 +96,25 @@ def current_target() -> Target:
     return BY_ARCH[INTERPRETED_TARGET] if IS_INTERPRETED else _device_target()
 
 
+class UnsupportedOnTargetError(ValueError):
+    """The chip's units do not take what an op was called with."""
+
+
+def fp8_dtype() -> torch.dtype:
+    """The float8 that the current chip's matrix units take; e4m3fn under the interpreter, which
+    knows no other. Raises UnsupportedOnTargetError if the chip takes none.
+    """
+    if IS_INTERPRETED:
+        return torch.float8_e4m3fn
+    target = current_target()
+    if target.fp8_dtype is None:
+        raise UnsupportedOnTargetError(
+            f"the matrix units of {target.arch} ({target.chip}) take no float8; use int8 weights "
+            "there: linear_int8 or linear_weight_only"
+        )
+    return target.fp8_dtype
+
+
 def launch(kernel: Any, grid: tuple[int, ...], config: Config, **arguments: Any) -> None:
     """Starts `kernel` with its arguments by name: tensors, numbers, None, and compile-time values.
 

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.interface import Fp8Weight
-from kernels.ops.launching import IS_INTERPRETED, current_target
+from kernels.ops.launching import current_target, fp8_dtype
 from kernels.ops.matmul_quantize import quantize_rows_fp8
 from kernels.ops.matmul_scaled import matmul_fp8
 from kernels.ops.matmul_tiles import result_of, rows_of
 from kernels.reference.linear_fp8 import quantize_fp8
 
 
-def fp8_dtype() -> torch.dtype:
-    """The float8 of the current chip. Raises ValueError if it has none.
-
-    Triton's interpreter knows e4m3fn only.
-    """
-    target = current_target()
-    if IS_INTERPRETED:
-        return torch.float8_e4m3fn
-    if target.fp8_dtype is None:
-        raise ValueError(
-            f"the matrix units of {target.arch} ({target.chip}) take no float8; use int8 weights "
-            "there: linear_int8 or linear_weight_only"
-        )
-    return target.fp8_dtype
-
-
 def pack_fp8(weight: Tensor) -> Fp8Weight:
-    """A weight [N, K] of any float dtype in the chip's float8; ValueError if it has none."""
+    """A weight [N, K] of any float dtype in the chip's float8. Raises UnsupportedOnTargetError if
+    it has none.
+    """
     return quantize_fp8(weight, fp8_dtype())
 
 
@@ -43,8 +28,8 @@ def linear_fp8(
 ) -> Tensor:
     """[R, N] in the dtype of `out`, or of x, by the reference's formula.
 
-    A row's result does not depend on the rows beside it. Raises ValueError if the weight is not in
-    the chip's float8, or the chip has none.
+    A row's result does not depend on the rows beside it. Raises UnsupportedOnTargetError if the
+    chip has no float8, ValueError if the weight is in another one than the chip's.
     """
     dtype = fp8_dtype()
     if weight.qweight.dtype != dtype:

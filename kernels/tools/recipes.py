@@ -14,7 +14,12 @@ from torch import Tensor
 
 from kernels.cases import table
 from kernels.cases.case import Call, Case, Maker
-from kernels.ops.launching import BUFFER_BYTES_MAX, Launch, recording
+from kernels.ops.launching import (
+    BUFFER_BYTES_MAX,
+    Launch,
+    UnsupportedOnTargetError,
+    recording,
+)
 from kernels.specs import BY_NAME
 from kernels.targets import TARGETS, Target, find
 
@@ -127,6 +132,9 @@ def plan(wanted: Sequence[Recipe]) -> Plan:
         target = find(recipe.arch)
         try:
             launches = launches_of(recipe)
+        except UnsupportedOnTargetError:
+            made.left_out.append(recipe)
+            continue
         except Exception as error:
             made.failures[recipe] = f"{type(error).__name__}: {error}"
             continue
