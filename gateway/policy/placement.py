@@ -18,7 +18,7 @@ from math import ceil, inf
 import msgspec
 
 from gateway.policy.placement_lanes import SLACK, Lane, Stretch, by_model
-from gateway.policy.placement_reserve import Reserve, reserves
+from gateway.policy.placement_reserve import REPLAN_S, Reserve, reserves
 from gateway.policy.placement_terms import (
     GATHERING_S,
     LINES_MAX,
@@ -51,7 +51,7 @@ __all__ = [
 
 RECOVERY_S = 30.0  # p95 of one line at once, where nothing was learned
 SAVING_TO_MOVE = 0.05
-SHARE_MIN = 0.02  # a native batch less likely to be back in time than this is not tried
+OVERDUE_SHARE = 0.75  # a native batch is overdue when so many of its lane's were back by its age
 
 
 class _Option(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class _Planning:
         options = self._options(group, lanes, reserve, must_run=must_run)
         if current is not None and not must_run:
             stay = self._native(group, current, reserve)
-            others = [option for option in options if option.lane is not current]
+            others = self._elsewhere(group, current, options)
             if stay is not None and not self._is_worth_moving(group, others, stay):
                 self._allocate(group, stay, group.count)
                 return
@@ -142,8 +142,6 @@ class _Planning:
         """Every lane that keeps the deadline, cheapest first, then soonest."""
         options = []
         for lane in lanes:
-            if not lane.offer.is_open:
-                continue
             if lane.is_native:
                 if not must_run and (option := self._native(group, lane, reserve)) is not None:
                     options.append(option)
@@ -158,10 +156,7 @@ class _Planning:
     def _at_once(self, group: LineGroup, lanes: Sequence[Lane]) -> list[_Option]:
         """All that answers, cheapest first, whatever it costs."""
         options = [
-            self._stretch(group, lane, stretch)
-            for lane in lanes
-            if lane.offer.is_open
-            for stretch in lane.stretches
+            self._stretch(group, lane, stretch) for lane in lanes for stretch in lane.stretches
         ]
         return sorted(options, key=lambda each: (each.expected, each.start_s, each.lane.offer.id))
 
@@ -175,9 +170,9 @@ class _Planning:
         """A provider's batch for this group: one that runs already, or a new one."""
         offer, has_refuge = lane.offer, reserve.line_nanos < inf
         is_running = group.since_s is not None and group.lane == offer.id
-        start_s = self._now_s
+        start_s = max(self._now_s, offer.opens_at_s)
         if is_running:
-            start_s = min(start_s, group.since_s or start_s)
+            start_s = min(self._now_s, group.since_s or 0.0)
         elif group.count < offer.requests_min:
             waited_since_s = start_s if group.waiting_since_s is None else group.waiting_since_s
             start_s = max(start_s, waited_since_s + GATHERING_S)
@@ -187,13 +182,25 @@ class _Planning:
             reserve.escalate_at_s - (offer.cancel_s if has_refuge else 0.0) - start_s,
             age_s=max(0.0, self._now_s - start_s),
         )
-        if share < SHARE_MIN and not is_running:
-            return None
-        cost = lane.cost_at(group, start_s)
-        expected = cost
+        cost = expected = lane.cost_at(group, start_s)
         if has_refuge:
             expected = share * cost + (1.0 - share) * max(cost, reserve.line_nanos)
+            if not is_running and expected > (1.0 - self._saving) * reserve.line_nanos:
+                return None  # hardly ever back in time: not worth the wait
         return _Option(expected, start_s, lane, None, cost)
+
+    def _elsewhere(
+        self, group: LineGroup, current: Lane, options: Sequence[_Option]
+    ) -> list[_Option]:
+        """Where a running batch could go: another provider's only once it is long overdue."""
+        age_s = self._now_s - (self._now_s if group.since_s is None else group.since_s)
+        p50_s, p95_s = current.offer.turnaround_p50_s, current.offer.turnaround_p95_s
+        is_overdue = share_done(p50_s, p95_s, age_s) > OVERDUE_SHARE
+        return [
+            option
+            for option in options
+            if option.lane is not current and (is_overdue or not option.lane.is_native)
+        ]
 
     def _is_worth_moving(self, group: LineGroup, options: Sequence[_Option], stay: _Option) -> bool:
         """Whether all its lines elsewhere, with what the move wastes, cost clearly less."""
@@ -211,6 +218,8 @@ class _Planning:
         if option.stretch is None:
             return group.count
         last_s = group.deadline_at_s - self._recovery_s
+        if not option.lane.is_refuge:
+            last_s = group.deadline_at_s - SLACK * self._recovery_s - 2.0 * REPLAN_S
         return option.stretch.room(last_s, slack, option.lane.weight(group))
 
     def _fill(self, group: LineGroup, options: Sequence[_Option], rest: int, slack: float) -> int:
@@ -231,6 +240,9 @@ class _Planning:
             start_s, finish_s = option.stretch.take(count, option.lane.weight(group))
         else:
             not_before_s = start_s = option.start_s
+            if group.since_s is None and count < min(group.count, offer.requests_min):
+                # A trickle beside other lanes: it waits for company, or for room there.
+                not_before_s = start_s = max(start_s, self._now_s + GATHERING_S)
             finish_s = start_s + offer.turnaround_p95_s
         nanos = option.line_nanos * count
         self._allocations.append(
@@ -247,7 +259,7 @@ class _Planning:
 
     def _overdue(self, group: LineGroup, lanes: Sequence[Lane], rest: int) -> None:
         """Lines that no lane answers in time: on all lanes by their rates, or natively."""
-        open_lanes = [lane for lane in lanes if lane.offer.is_open]
+        open_lanes = [lane for lane in lanes if lane.is_open]
         fluid = [lane for lane in open_lanes if lane.stretches]
         rates = [lane.offer.lines_per_s / lane.weight(group) for lane in fluid]
         if fluid:

@@ -44,11 +44,15 @@ class Stretch:
 class Lane:
     """One offer during one planning."""
 
-    __slots__ = ("_costs", "is_native", "offer", "stretches")
+    __slots__ = ("_costs", "is_native", "is_open", "is_refuge", "offer", "stretches")
 
     def __init__(self, offer: LaneOffer, now_s: float, horizon_s: float) -> None:
         self.offer = offer
         self.is_native = offer.kind == NATIVE
+        # Others may refuse when busy: what is left there before a deadline still has to get away.
+        self.is_refuge = offer.kind == "sync" and offer.tier != "flex"
+        self.is_open = offer.opens_at_s <= now_s
+        now_s = max(now_s, offer.opens_at_s)
         self._costs: dict[tuple[int, float, float], float] = {}
         self.stretches = [
             Stretch(window, max(now_s, window.from_s), min(horizon_s, window.until_s), rate)

@@ -13,11 +13,11 @@ from math import inf
 import msgspec
 
 from gateway.policy.placement_lanes import SLACK, Lane
-from gateway.policy.placement_terms import OWN, LineGroup
+from gateway.policy.placement_terms import LineGroup
 
 # Endpoints are added, cheapest first, until recovery takes at most this share of what is left.
 WINDOW_SHARE = 0.25
-NO_RESERVE_TIERS = ("flex",)  # may refuse work when busy: no refuge
+REPLAN_S = 60.0  # the next look is so far away
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ def reserves(
         end_s = min(latest_s.get(group.model, inf), group.deadline_at_s)
         found[idx] = reserve = _reserve(group, lanes.get(group.model, ()), now_s, end_s, recovery_s)
         if reserve.line_nanos < inf:
-            latest_s[group.model] = reserve.escalate_at_s
+            latest_s[group.model] = reserve.escalate_at_s + REPLAN_S
     return [reserve for reserve in found if reserve is not None]
 
 
@@ -57,17 +57,13 @@ def _reserve(
         need_s = SLACK * (recovery_s + group.count / rate)
         if need_s <= WINDOW_SHARE * (end_s - now_s):
             break
-    return Reserve(end_s - need_s, weighed / rate)
+    return Reserve(end_s - need_s - REPLAN_S, weighed / rate)
 
 
 def _refuges(group: LineGroup, lanes: Sequence[Lane], now_s: float) -> list[tuple[float, Lane]]:
     """Lanes that a line can be sent to at any time, cheapest first; own ones if there are none."""
-    at_once = [lane for lane in lanes if lane.stretches and lane.offer.is_open]
-    sold = [
-        lane
-        for lane in at_once
-        if lane.offer.kind != OWN and lane.offer.tier not in NO_RESERVE_TIERS
-    ]
+    at_once = [lane for lane in lanes if lane.stretches and lane.is_open]
+    sold = [lane for lane in at_once if lane.is_refuge]
     priced = [(lane.cost_at(group, now_s), lane) for lane in sold or at_once]
     return sorted(
         (each for each in priced if each[0] < inf), key=lambda each: (each[0], each[1].offer.id)

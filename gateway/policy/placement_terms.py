@@ -41,7 +41,10 @@ class PriceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 class LaneOffer(msgspec.Struct, frozen=True, kw_only=True):
     """
-    One lane for one public model, as it is now; a dead endpoint's are not offered.
+    One lane for one public model, as it is now.
+
+    `opens_at_s` in the future: it rests after failures. Work may wait for it, and what runs in it
+    may stay.
 
     A sync or own lane answers `lines_per_s`, what was learned of its capacity and is left for
     batch work; `line_tokens` is the mean output of the lines that was learned on, and longer lines
@@ -62,7 +65,7 @@ class LaneOffer(msgspec.Struct, frozen=True, kw_only=True):
     line_tokens: float = 0.0
     lines_max: int = LINES_MAX
     requests_min: int = REQUESTS_MIN
-    is_open: bool = True  # False: nothing new goes there, what runs there may stay
+    opens_at_s: float = -inf
 
     @property
     def price_tier(self) -> str:

@@ -45,9 +45,10 @@ class Turnaround:
         self._closed_until_s = now_s + min(CLOSED_MAX_S, CLOSED_S * 2.0**self._failures)
         self._failures = min(self._failures + 1, 16)
 
-    def is_open(self, now_s: float) -> bool:
-        """Whether the lane may be offered."""
-        return now_s >= self._closed_until_s
+    @property
+    def opens_at_s(self) -> float:
+        """When the lane may be tried again; in the past if it may be now."""
+        return self._closed_until_s
 
     def quantiles(self, running_for_s: tuple[float, ...] = ()) -> tuple[float, float]:
         """(p50, p95) in seconds; `running_for_s`: ages of the batches that are under way."""
