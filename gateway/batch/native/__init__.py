@@ -1,0 +1,1 @@
+"""Providers' own batch APIs behind one protocol: submit, poll, results, cancel, find."""
