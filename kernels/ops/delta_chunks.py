@@ -44,8 +44,8 @@ def kept_between(gates, CHUNK: tl.constexpr) -> Any:
 
 
 @triton.jit
-def inverse_of(lower, CHUNK: tl.constexpr) -> Any:
-    """(I + lower)⁻¹ of a strictly lower triangular [CHUNK, CHUNK].
+def inverse_of(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr) -> Any:
+    """(I + lower)⁻¹ of a strictly lower triangular [CHUNK, CHUNK]; CHUNK is 2 ** LEVELS.
 
     From the inverses T of the diagonal's blocks to those of blocks twice as large: the new corner
     is -T · corner · T. Powers of `lower`, of which a series would be made, can grow beyond all
@@ -55,13 +55,12 @@ def inverse_of(lower, CHUNK: tl.constexpr) -> Any:
     row, column = place[:, None], place[None, :]
     inverse = tl.where(row == column, 1.0, 0.0)
     inverse -= tl.where(row // 2 == column // 2, lower, 0.0)
-    SIDE: tl.constexpr = 2
-    while SIDE < CHUNK:
-        is_corner = (row // (2 * SIDE) == column // (2 * SIDE)) & (row // SIDE != column // SIDE)
+    for level in tl.static_range(1, LEVELS):
+        side = 1 << level
+        is_corner = (row // (2 * side) == column // (2 * side)) & (row // side != column // side)
         corner = tl.where(is_corner, lower, 0.0)
         corner = tl.dot(inverse, corner, input_precision=PRECISION)
         inverse -= tl.dot(corner, inverse, input_precision=PRECISION)
-        SIDE = SIDE * 2
     return inverse
 
 
@@ -71,7 +70,7 @@ def chunk_parts(
     q_sequence_stride, q_row_stride, q_head_stride, k_sequence_stride, k_row_stride,
     k_head_stride, v_sequence_stride, v_row_stride, v_head_stride, D: tl.constexpr,
     DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    PART: tl.constexpr,
+    LEVELS: tl.constexpr, PART: tl.constexpr,
 ) -> None:  # fmt: skip
     """Of one chunk of one head, u = `from_rows` - `from_state` · S: both, and the scores of q."""
     head, chunk = tl.program_id(0), tl.program_id(1)
@@ -104,7 +103,7 @@ def chunk_parts(
     at = chunk_at * CHUNK * CHUNK + place[:, None] * CHUNK + place[None, :]
     tl.store(scores + at, found)
     pairs = tl.where(place[:, None] > place[None, :], pairs * kept * strengths[:, None], 0.0)
-    inverse = inverse_of(pairs, CHUNK)
+    inverse = inverse_of(pairs, CHUNK, LEVELS)
 
     faded = strengths * tl.exp(tl.cumsum(gates, axis=0))
     for first in range(0, BLOCK_D, PART):

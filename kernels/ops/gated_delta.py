@@ -151,7 +151,8 @@ def _by_chunks(given: tuple[Tensor, ...], scale: float, out: Tensor, state_out: 
     }  # fmt: skip
     launch(
         chunk_parts, (heads, num_chunks), config,
-        v=v, beta=beta, PART=min(values["part"], block_d, block_v), **_strides("v", v), **shared,
+        v=v, beta=beta, PART=min(values["part"], block_d, block_v),
+        LEVELS=CHUNK.bit_length() - 1, **_strides("v", v), **shared,
     )  # fmt: skip
     width = min(values["width"], block_v)
     launch(

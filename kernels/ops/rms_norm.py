@@ -22,26 +22,31 @@ def norm_rows(
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """The mean is of the sum as it is stored. Each row is read whole before it is written."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    is_value = (rows < num_rows)[:, None] & (columns < width)[None, :]
-    wide = rows.to(tl.int64)[:, None]
-    total = tl.load(x + wide * x_stride + columns[None, :], mask=is_value, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    places, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)
+    is_value = (places < num_rows - first) & (columns < width)[None, :]
+    own = x + first * x_stride
+    total = tl.load(own + (places * x_stride + columns[None, :]), mask=is_value, other=0.0)
     total = total.to(tl.float32)
     if residual is not None:
-        at = residual + wide * residual_stride + columns[None, :]
-        total += tl.load(at, mask=is_value, other=0.0).to(tl.float32)
+        own = residual + first * residual_stride
+        added = tl.load(
+            own + (places * residual_stride + columns[None, :]), mask=is_value, other=0.0
+        )
+        total += added.to(tl.float32)
     if sum_out is not None:
         stored = total.to(sum_out.dtype.element_ty)
-        tl.store(sum_out + wide * sum_stride + columns[None, :], stored, mask=is_value)
+        own = sum_out + first * sum_stride
+        tl.store(own + (places * sum_stride + columns[None, :]), stored, mask=is_value)
         total = stored.to(tl.float32)
     mean = tl.sum(total * total, axis=1) / width
     factor = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
     if IS_ZERO_CENTRED:
         factor += 1.0
     normed = total * (1.0 / tl.sqrt(mean + eps))[:, None] * factor[None, :]
-    at = out + wide * out_stride + columns[None, :]
-    tl.store(at, normed.to(out.dtype.element_ty), mask=is_value)
+    own = out + first * out_stride
+    normed = normed.to(out.dtype.element_ty)
+    tl.store(own + (places * out_stride + columns[None, :]), normed, mask=is_value)
 
 
 def rms_norm(
