@@ -63,7 +63,7 @@ CASES: tuple[Case, ...] = (
     _case("three sequences, several tiles", "small", Shape(3, 4, 500, 300, 40)),
     _case("one sequence", "small", Shape(1, 2, 50, 50, 300)),
     _case("ties", "small", Shape(17, 2, 200, 200, 8, is_tied=True)),
-    _case("more sequences than a tile", "small", Shape(70, 2, 150, 130, 32)),
+    _case("more sequences than a tile", "small", Shape(65, 1, 150, 130, 32)),
     _case("DSpark 7 of 151936, 32 sequences", "main", Shape(32, 7, 151936, 151936, 256)),
     *(
         _case(
