@@ -32,7 +32,7 @@ from gateway.policy.load import Policy
 from gateway.prices.machine_meter import MachineMeter
 from gateway.relay.admission import Admission, Turn
 from gateway.relay.dispatch import Relay
-from gateway.relay.job import ClientSink, RelayJob
+from gateway.relay.job import ClientSink, Keep, RelayJob
 from gateway.settings import Settings
 from gateway.stats.seeded import Seeded
 from gateway.store.engine import Store
@@ -67,6 +67,8 @@ class Inbound:
     client: Client
     received_at_s: float
     body_wait_s: float = 0.0  # of the time since, how long its body took to come
+    only_endpoint: str = ""  # a lane was chosen beforehand: this endpoint and no other
+    keep: Keep | None = None
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Decided:
     let_go: Callable[[], None]  # of the place that the plan's first endpoint keeps for it
 
 
-async def serve(gateway: Gateway, inbound: Inbound) -> None:
+async def serve(gateway: Gateway, inbound: Inbound) -> RequestRecord:
     """Answer one request through `inbound.client`. Raises ApiError while nothing was sent."""
     policy = gateway.policy()
     parsed = parse_request(inbound.surface, inbound.body)
@@ -123,6 +125,8 @@ async def serve(gateway: Gateway, inbound: Inbound) -> None:
         tenant_secret=gateway.tenant_secret(inbound.caller.tenant_id),
         policy=policy,
     )
+    if inbound.only_endpoint:
+        facts = bound_to(facts, inbound.only_endpoint)
     refuse_out_of_scope(inbound.caller, facts)
     record = RequestRecord.begin(facts, inbound.caller, gateway.wall_clock())
     gateway.admission.enter(facts.lane)
@@ -137,6 +141,7 @@ async def serve(gateway: Gateway, inbound: Inbound) -> None:
         gateway.recorder.record(record)
         if gateway.tracing is not None:
             gateway.tracing.record(record)
+    return record
 
 
 async def _serve_admitted(
@@ -172,6 +177,7 @@ async def _serve_admitted(
                 policy=policy,
                 headers=inbound.headers,
                 let_go=decided.let_go,
+                keep=inbound.keep,
             )
             await _relay(gateway, inbound, job, record, ticket)
         finally:
@@ -267,6 +273,14 @@ def candidate_ids(policy: Policy, facts: RequestFacts) -> Sequence[str]:
         return tuple([each.id for each in policy.pools.get(facts.models[0], ())])
     pools = (policy.pools.get(model, ()) for model in facts.models)
     return list(dict.fromkeys(each.id for pool in pools for each in pool))
+
+
+def bound_to(facts: RequestFacts, endpoint_id: str) -> RequestFacts:
+    """The same request, for one endpoint only, whatever its caller prefers among several."""
+    preferences = msgspec.structs.replace(
+        facts.preferences, only=(endpoint_id,), order=(), ignore=(), allow_fallbacks=False
+    )
+    return msgspec.structs.replace(facts, preferences=preferences)
 
 
 def refuse_out_of_scope(caller: Caller, facts: RequestFacts) -> None:

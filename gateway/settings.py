@@ -32,6 +32,7 @@ NAMES = frozenset(
     for name in (
         "ALLOWED_HOSTS",
         "DATABASE_URL",
+        "FILES_URL",
         "HOME",
         "LOG_FORMAT",
         "LOG_LEVEL",
@@ -56,6 +57,8 @@ class Settings:
     """State directory (LOOPROUTER_HOME, default ~/.looprouter)."""
     database_url: str = field(repr=False)
     """LOOPROUTER_DATABASE_URL; default: an SQLite file in `home`. May hold a password."""
+    files_url: str = field(default="", repr=False)
+    """LOOPROUTER_FILES_URL: where batch files lie (s3://, gs://, az://, file://); default: home."""
     redis_url: str | None = field(default=None, repr=False)
     """LOOPROUTER_REDIS_URL; None = limits are kept in this process."""
     replicas: int = 1
@@ -86,6 +89,7 @@ class Settings:
         return cls(
             home=home,
             database_url=_database_url(found, home),
+            files_url=found.get(PREFIX + "FILES_URL", "").strip(),
             redis_url=_redis_url(found),
             replicas=_replicas(found),
             log_level=_choice(found, "LOG_LEVEL", LOG_LEVELS, "info"),

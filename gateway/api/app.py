@@ -11,7 +11,7 @@ from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 from litestar.types import Receive, Scope, Send
 
-from gateway.api.hot import HotApp, dialect_of
+from gateway.api.hot import Beside, HotApp, dialect_of
 from gateway.api.site import site_routes
 from gateway.pipeline import Gateway
 from gateway.wire.errors import error_body
@@ -30,9 +30,9 @@ class _LeanLitestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
-def build_litestar(gateway: Gateway) -> Litestar:
+def build_litestar(gateway: Gateway, beside: Beside | None = None) -> Litestar:
     """Routes only: middleware (sessions, CSRF, logging) belongs to routers that need it."""
-    hot_app = HotApp(gateway)
+    hot_app = HotApp(gateway, beside)
 
     @asgi("/v1", is_mount=True, copy_scope=False)
     async def hot(scope: Scope, receive: Receive, send: Send) -> None:

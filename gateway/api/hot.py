@@ -42,11 +42,16 @@ GET_HANDLERS: dict[str, GetHandler] = {
 }
 
 
-class HotApp:
-    """The ASGI callable under `/v1`."""
+# Answers a path of its own and says so; False leaves it to the paths here.
+Beside = Callable[[Exchange], Awaitable[bool]]
 
-    def __init__(self, gateway: Gateway) -> None:
+
+class HotApp:
+    """The ASGI callable under `/v1`. `beside`: paths that are not hot but live here too."""
+
+    def __init__(self, gateway: Gateway, beside: Beside | None = None) -> None:
         self._gateway = gateway
+        self._beside = beside
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,7 +90,8 @@ class HotApp:
         check_host(exchange.headers.get("host", ""), gateway.allowed_hosts)
         exchange.refuse_ambiguous_framing()
         if surface is None:
-            await self._get(exchange, request_id)
+            if self._beside is None or not await self._beside(exchange):
+                await self._get(exchange, request_id)
             return
         if exchange.method != "POST":
             raise MethodNotAllowed(exchange.path, exchange.method, allow="POST")

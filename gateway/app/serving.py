@@ -11,6 +11,7 @@ import structlog
 import uvicorn
 
 from gateway.api.app import build_litestar
+from gateway.app.batching import running_batches
 from gateway.app.compose import running_gateway
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import PolicySource
@@ -35,8 +36,11 @@ async def serve_gateway(
     hosts: frozenset[str] = frozenset(),
 ) -> None:
     """Serve on a bound socket until a signal; then drain, settle and close in order."""
-    async with running_gateway(settings, store, source, hosts=hosts) as (gateway, housekeeping):
-        server = make_server(build_litestar(gateway), lambda: drain(gateway))
+    async with (
+        running_gateway(settings, store, source, hosts=hosts) as (gateway, housekeeping),
+        running_batches(gateway) as beside,
+    ):
+        server = make_server(build_litestar(gateway, beside), lambda: drain(gateway))
         server.on_ready = lambda: on_ready(gateway)
         _reload_on_signal(housekeeping)
         await server.serve(sockets=[sock])

@@ -113,6 +113,11 @@ class Fleet:
             exploration_credits=self._credits.amount,
         )
 
+    def live(self, endpoint_id: str) -> EndpointLive | None:
+        """One endpoint's state of this instant; None if the fleet does not hold it."""
+        found = self._by_id.get(endpoint_id)
+        return found.calm_view or found.view(self.clock()) if found is not None else None
+
     def _length_of(self, kind: Kind, now_s: float) -> Length:
         length = self._expected.get(kind)
         if length is None:

@@ -109,6 +109,15 @@ class Authenticator:
             return proven.caller
         return await self._prove(text, mark)
 
+    async def caller_of(self, key_id: str) -> Caller:
+        """Who holds a key, for work that its holder left with us. Raises as `identify` does."""
+        entry = self._known.get(key_id)
+        is_stale = entry is None or entry.generation != self._generation
+        if entry is None or is_stale or entry.fresh_until_s <= self._clock():
+            entry = await self._look_up(key_id)
+        # The hash that the entry itself holds: nobody presents a secret here.
+        return self._checked(entry, entry.secret_hash).caller
+
     async def _prove(self, text: str, mark: bytes) -> Caller:
         try:
             key = parse(text)

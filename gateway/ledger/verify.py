@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import dollars
+from gateway.ledger.corrections import MONEY
 from gateway.ledger.journal import SUFFIX, JournalReader, Position, file_numbers, file_path
 from gateway.ledger.records import Opened
 from gateway.ledger.recovery import DAMAGED_SUFFIX
+from gateway.store.batch_tables import corrections
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import (
     attempt_leases,
@@ -90,21 +92,23 @@ async def _unbalanced_entries(connection: AsyncConnection) -> list[str]:
 
 async def _accounts(connection: AsyncConnection) -> list[str]:
     """What the accounts hold against what attempts and windows say they must."""
-    c = attempts.c
-    settled = c.state != "sent"
+    settled = attempts.c.state != "sent"
     expected: dict[str, int] = {}
 
     def expect(account: str, nanos: int) -> None:
         expected[account] = expected.get(account, 0) + int(nanos)
 
-    by_payer = sa.select(
-        c.tenant_id, c.provider, *(sa.func.sum(c[name]).label(name) for name in _MONEY)
-    ).where(settled)
-    for row in await connection.execute(by_payer.group_by(c.tenant_id, c.provider)):
-        expect(f"tenant:{row.tenant_id}", -row.billed_nanos)
-        expect("operator:overrun", -row.overrun_nanos)
-        expect("operator:waste", -row.waste_nanos)
-        expect(f"provider:{row.provider}", row.cost_nanos)
+    for table, condition in ((attempts.c, settled), (corrections.c, sa.true())):
+        by_payer = sa.select(
+            table.tenant_id,
+            table.provider,
+            *(sa.func.sum(table[name]).label(name) for name in MONEY),
+        ).where(condition)
+        for row in await connection.execute(by_payer.group_by(table.tenant_id, table.provider)):
+            expect(f"tenant:{row.tenant_id}", -row.billed_nanos)
+            expect("operator:overrun", -row.overrun_nanos)
+            expect("operator:waste", -row.waste_nanos)
+            expect(f"provider:{row.provider}", row.cost_nanos)
     w = budget_windows.c
     unattributed = sa.func.sum(w.unattributed_nanos).label("nanos")
     for row in await connection.execute(sa.select(w.budget_id, unattributed).group_by(w.budget_id)):
@@ -126,9 +130,6 @@ async def _accounts(connection: AsyncConnection) -> list[str]:
     if sum(found.values()) != 0:
         problems.append(f"all entries sum to ${dollars(sum(found.values()))}, not to zero")
     return problems
-
-
-_MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
 
 
 async def _leases(connection: AsyncConnection) -> list[str]:

@@ -35,6 +35,11 @@ def window_of(period: str, now_unix_s: float) -> Window:
     raise ValueError(f"budget period {period!r} is unknown; use day, month or total")
 
 
+def day_of(unix_s: float) -> str:
+    """The UTC day of an instant, YYYY-MM-DD."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d")
+
+
 def rfc3339(unix_s: float) -> str | None:
     """The instant as people read it; None when it never comes."""
     if math.isinf(unix_s):

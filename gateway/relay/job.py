@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from gateway.wire.requests import ParsedRequest
 from gateway.wire.usage import Usage
 
 Headers = list[tuple[bytes, bytes]]
+# Keeps a whole answer (status, body) where a kill cannot reach it, before its attempt is settled.
+Keep = Callable[[int, bytes], Awaitable[None]]
 
 
 class ClientSink(Protocol):
@@ -62,6 +64,7 @@ class RelayJob:
     headers: Mapping[str, str] = field(default_factory=dict)  # the client's, lower-case names
     output_tokens_expected: float = 200.0  # of one choice
     let_go: Callable[[], None] = lambda: None  # of the place promised; the first attempt has begun
+    keep: Keep | None = None
 
 
 @dataclass(slots=True, kw_only=True)

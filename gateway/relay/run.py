@@ -165,8 +165,6 @@ class Run:
                 exchange.cancel(FailureClass.OUTPACED)
                 exchange.close_books()
 
-    # Actions
-
     async def _perform(self, action: Action) -> None:
         if isinstance(action, Forward):
             await self._forward(action)
@@ -320,6 +318,8 @@ class Run:
                 self._result.endpoint_id = exchange.endpoint.id
                 await self._refuse(untranslatable(error.message))
                 return
+        if job.keep is not None:
+            await job.keep(exchange.outcome.status, body)
         exchange.close_books()
         status = exchange.outcome.status
         self._note_answer(exchange, status)

@@ -111,6 +111,13 @@ async def find_batch(connection: AsyncConnection, tenant_id: str, batch_id: str)
     return BatchRow(**row) if row else None
 
 
+async def batch_of_id(connection: AsyncConnection, batch_id: str) -> BatchRow | None:
+    """Of whatever tenant: for the worker only."""
+    query = sa.select(*_COLUMNS).where(batches.c.id == batch_id)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    return BatchRow(**row) if row else None
+
+
 async def list_batches(
     connection: AsyncConnection,
     tenant_id: str,

@@ -1,0 +1,283 @@
+"""Asks the planner: of a new batch whether and how, of those that run whether anything moves."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.batch.creating import PlannedLines
+from gateway.batch.offers import Turnaround, lane_offers
+from gateway.core import Caller, dollars
+from gateway.fleet.fleet import Fleet
+from gateway.policy.placement import (
+    NATIVE,
+    Allocation,
+    LaneOffer,
+    LineGroup,
+    Placement,
+    place,
+)
+from gateway.policy.policy import Policy
+from gateway.store.batch_work import OpenGroup, move_lines, unended_groups
+from gateway.store.batches import BatchRow, NewLine, update_batch
+from gateway.store.engine import Store
+from gateway.wire.pieces import Surface
+
+WAITS_S_MIN = 1.0  # a start so near is now
+
+
+class NativeFacts(msgspec.Struct, frozen=True):
+    """What is known of providers' batch APIs: who has one, how long they took, what runs there."""
+
+    endpoints: frozenset[str] = frozenset()
+    turnarounds: Mapping[str, Turnaround] = {}
+    since: Mapping[str, float] = {}  # our id of a native batch → when it was submitted
+
+
+class LanePlanner:
+    """`facts` tells of native lanes; without any every line goes at once."""
+
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        fleet: Fleet,
+        store: Store,
+        facts: Callable[[], NativeFacts] = NativeFacts,
+    ) -> None:
+        self._policy = policy
+        self._fleet = fleet
+        self._store = store
+        self._facts = facts
+
+    async def place_new(
+        self, row: BatchRow, lines: Sequence[NewLine], caller: Caller, *, now: float
+    ) -> PlannedLines:
+        """A lane for every line of a batch that is about to be made, or why there is none."""
+        offers = self._offers({each.model for each in lines}, Surface(row.surface), now)
+        groups, members = _grouped(row, lines, now)
+        placement = place(groups, offers, now)
+        shown = shown_placement(placement, offers, now)
+        refusal = _refusal(row, placement, now)
+        lanes = [""] * len(lines)
+        waits: list[float | None] = [None] * len(lines)
+        rest = {id(group): list(each) for group, each in zip(groups, members, strict=True)}
+        for allocation in placement.allocations:
+            group = rest[id(allocation.group)]
+            taken, group[:] = group[: allocation.count], group[allocation.count :]
+            for place_no in taken:
+                lanes[place_no] = allocation.lane_id
+                waits[place_no] = _wait_until(allocation, now)
+        return PlannedLines(
+            lanes=lanes,
+            not_before=waits,
+            shown=shown,
+            is_feasible=not refusal,
+            refusal=refusal,
+        )
+
+    async def replan(self, rows: Sequence[BatchRow], *, now: float) -> Sequence[str]:
+        """
+        Plan all running batches together and move open lines; all that is left is to send.
+
+        Returns our ids of native batches that are to be cancelled, because their lines must be sent
+        at once to keep the deadline.
+        """
+        if not rows:
+            return ()
+        by_id = {row.id: row for row in rows}
+        async with self._store.read() as connection:
+            found = await unended_groups(connection, list(by_id))
+        if not found:
+            return ()
+        offers = self._all_offers(by_id, found, now)
+        groups = [_line_group(each, by_id[each.batch_id], self._facts(), now) for each in found]
+        placement = place(groups, offers, now)
+        # By identity: two groups may be equal in all that the planner sees.
+        known = {id(group): each for group, each in zip(groups, found, strict=True)}
+        await self._move(placement, known, now)
+        await self._note(placement, offers, by_id, now)
+        leaving = {id(each) for each in placement.escalated}
+        staying = {
+            id(each.group)
+            for each in placement.allocations
+            if each.lane_id == each.group.lane and each.group.since_s is not None
+        }
+        return [
+            each.native_id
+            for group, each in zip(groups, found, strict=True)
+            if each.state == "submitted" and (id(group) in leaving or id(group) not in staying)
+        ]
+
+    def _all_offers(
+        self, by_id: Mapping[str, BatchRow], found: Iterable[OpenGroup], now: float
+    ) -> list[LaneOffer]:
+        models: dict[str, set[str]] = defaultdict(set)
+        for each in found:
+            models[by_id[each.batch_id].surface].add(each.model)
+        offers: dict[tuple[str, str], LaneOffer] = {}
+        for surface, names in models.items():
+            for offer in self._offers(names, Surface(surface), now):
+                offers[offer.id, offer.model] = offer
+        return list(offers.values())
+
+    def _offers(self, models: Collection[str], surface: Surface, now: float) -> list[LaneOffer]:
+        facts = self._facts()
+        return lane_offers(
+            self._policy(),
+            self._fleet,
+            models,
+            surface,
+            turnarounds=facts.turnarounds,
+            native_endpoints=facts.endpoints,
+            now=now,
+        )
+
+    async def _move(self, placement: Placement, found: Mapping[int, OpenGroup], now: float) -> None:
+        wanted: dict[int, list[Allocation]] = defaultdict(list)
+        for allocation in placement.allocations:
+            if found[id(allocation.group)].state == "open":
+                wanted[id(allocation.group)].append(allocation)
+        for group, allocations in wanted.items():
+            # What stays goes last, so that only those that move are told apart.
+            allocations.sort(key=lambda each: each.lane_id == found[id(each.group)].lane)
+            async with self._store.begin() as connection:
+                for allocation in allocations:
+                    await move_lines(
+                        connection,
+                        found[group],
+                        lane=allocation.lane_id,
+                        not_before=_wait_until(allocation, now),
+                        count=allocation.count,
+                    )
+
+    async def _note(
+        self,
+        placement: Placement,
+        offers: Sequence[LaneOffer],
+        rows: Mapping[str, BatchRow],
+        now: float,
+    ) -> None:
+        for batch_id in rows:
+            mine = msgspec.structs.replace(
+                placement,
+                allocations=tuple(
+                    each for each in placement.allocations if each.group.batch_id == batch_id
+                ),
+                late=tuple(each for each in placement.late if each.batch_id == batch_id),
+                over=tuple(each for each in placement.over if each.batch_id == batch_id),
+            )
+            told = shown_placement(mine, offers, now)
+            if len(rows) > 1:  # the planner adds the list price up over all of them
+                del told["list_price_usd"], told["saving"]
+            text = msgspec.json.encode(told).decode()
+            async with self._store.begin() as connection:
+                await update_batch(connection, batch_id, plan=text, planned_at=now)
+
+
+def _grouped(
+    row: BatchRow, lines: Sequence[NewLine], now: float
+) -> tuple[list[LineGroup], list[list[int]]]:
+    """Lines alike in model and size (steps of two), and which they are."""
+    places: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for place_no, line in enumerate(lines):
+        size = (line.prompt_tokens.bit_length(), line.output_tokens.bit_length())
+        places[(line.model, *size)].append(place_no)
+    groups: list[LineGroup] = []
+    for (model, _, _), members in sorted(places.items()):
+        groups.append(
+            LineGroup(
+                batch_id=row.id,
+                model=model,
+                count=len(members),
+                prompt_tokens=math.fsum(lines[at].prompt_tokens for at in members) / len(members),
+                output_tokens=math.fsum(lines[at].output_tokens for at in members) / len(members),
+                deadline_at_s=row.deadline_at,
+                max_cost_nanos=row.max_cost_nanos,
+                waiting_since_s=now,
+            )
+        )
+    return groups, [members for _, members in sorted(places.items())]
+
+
+def _line_group(each: OpenGroup, row: BatchRow, facts: NativeFacts, now: float) -> LineGroup:
+    since = facts.since.get(each.native_id) if each.state == "submitted" else None
+    if each.state == "submitted" and since is None:
+        since = now  # on its way to the provider
+    return LineGroup(
+        batch_id=each.batch_id,
+        model=each.model,
+        count=each.count,
+        prompt_tokens=each.prompt_tokens,
+        output_tokens=each.output_tokens,
+        deadline_at_s=row.deadline_at,
+        max_cost_nanos=row.max_cost_nanos,
+        lane=each.lane,
+        since_s=since,
+        waiting_since_s=row.created_at if each.state == "open" else None,
+    )
+
+
+def _wait_until(allocation: Allocation, now: float) -> float | None:
+    return allocation.not_before_s if allocation.not_before_s > now + WAITS_S_MIN else None
+
+
+def _refusal(row: BatchRow, placement: Placement, now: float) -> str:
+    """Why a batch cannot be had as asked, with how much is missing; "" = it can."""
+    reasons = []
+    for late in placement.late:
+        if late.late_s == math.inf:
+            reasons.append(f"no lane is open for the model {late.model!r} ({late.count} lines)")
+            continue
+        need_s = row.deadline_at - now + late.late_s
+        reasons.append(
+            f"{late.count} lines of {late.model!r} cannot be answered within "
+            f"{row.completion_window} at any price: about {late.late_s:.0f} s more are needed "
+            f"(completion_window {math.ceil(need_s / 60.0)}m)"
+        )
+    for over in placement.over:
+        assert row.max_cost_nanos is not None
+        needed = row.max_cost_nanos + over.over_nanos
+        reasons.append(
+            f"the cheapest plan that keeps the deadline costs about ${dollars(needed)}, "
+            f"${dollars(over.over_nanos)} more than max_cost ${dollars(row.max_cost_nanos)}"
+        )
+    if not reasons:
+        return ""
+    return f"the batch was not made, and nothing was charged: {'; '.join(reasons)}"
+
+
+def shown_placement(
+    placement: Placement, offers: Sequence[LaneOffer], now: float
+) -> dict[str, Any]:
+    """A placement for people: lanes with lines, dollars and times; saving against list price."""
+    kinds = {offer.id: offer.kind for offer in offers}
+    lanes: dict[str, dict[str, Any]] = {}
+    for each in placement.allocations:
+        lane = lanes.setdefault(
+            each.lane_id,
+            {"lane": each.lane_id, "kind": kinds.get(each.lane_id, NATIVE), "lines": 0,
+             "cost_nanos": 0, "start_at": each.start_s, "finish_at": each.finish_s},
+        )  # fmt: skip
+        lane["lines"] += each.count
+        lane["cost_nanos"] += each.cost_nanos
+        lane["start_at"] = min(lane["start_at"], each.start_s)
+        lane["finish_at"] = max(lane["finish_at"], each.finish_s)
+    shown = []
+    for lane in sorted(lanes.values(), key=lambda each: -int(each["lines"])):
+        nanos = lane.pop("cost_nanos")
+        shown.append({**lane, "cost_usd": dollars(nanos)})
+    cost = sum(each.cost_nanos for each in placement.allocations)
+    listed = placement.list_cost_nanos
+    return {
+        "lanes": shown,
+        "cost_usd": dollars(cost),
+        "list_price_usd": dollars(listed),
+        "saving": round(1.0 - cost / listed, 4) if listed else 0.0,
+        "finish_at": max((each.finish_s for each in placement.allocations), default=now),
+        "late_lines": sum(each.count for each in placement.late),
+        "over_usd": dollars(sum(each.over_nanos for each in placement.over)),
+    }
