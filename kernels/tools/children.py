@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+ERROR_CHARACTERS_MAX = 500
 _END_S = 5.0  # for a child that has answered
 
 
@@ -111,9 +112,14 @@ def _in_child(work: Callable[[Any], Any], argument: Any, sender: Connection) -> 
     try:
         answer = (work(argument), "")
     except Exception as error:
-        first = next(iter(str(error).strip().splitlines()), "")
-        answer = (None, f"{type(error).__name__}: {first}"[:500])
+        answer = (None, f"{type(error).__name__}: {_shortened(str(error))}")
     sender.send(answer)
+
+
+def _shortened(message: str) -> str:
+    """One line: compilers say first where it is and last what it is."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ... ".join(dict.fromkeys((*lines[:1], *lines[-1:])))[:ERROR_CHARACTERS_MAX]
 
 
 def _kill(process: BaseProcess) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from kernels.cases.case import Work
+from kernels.cases import table
+from kernels.cases.case import Call, Maker, Work
+from kernels.ops.launching import recording
 from kernels.targets import find
 from kernels.tools import models, roofline
 from kernels.tools.models import GEMMA_4_26B_A4B, QWEN3_8B, AttentionLayers, Experts, Geometry, step
@@ -140,6 +143,37 @@ def test_steps_agree_with_the_estimate(
     for tokens, cost in zip((2, 4, 6, 9, 17), costs, strict=True):
         carried = 0.01 * batch**0.5 * (tokens - 1) ** 0.5
         assert cost * 0.97 <= taken_s(tokens) / taken_s(1) <= cost * (1.03 + carried)
+
+
+def work_of_main(op: str) -> tuple[Call, Work]:
+    [case] = [each for each in table.cases() if each.op == op and each.size == "main"]
+    with recording("gfx942"):
+        call = case.make(Maker("meta"), torch.bfloat16)
+    return call, case.work(call)
+
+
+def test_work_of_attention_is_the_cases_too() -> None:
+    call, work = work_of_main("paged_attention")
+    q, k_cache, _, tables, *_ = call.args
+    layers = AttentionLayers(1, q.shape[1], k_cache.shape[1], q.shape[2])
+    num_keys = tables.shape[1] * k_cache.shape[2]
+
+    expected = models.attention(layers, tables.shape[0], q.shape[0], num_keys)
+
+    assert work.num_bytes == pytest.approx(expected.num_bytes, rel=0.02)
+    assert work.num_flops == pytest.approx(expected.num_flops, rel=0.02)
+
+
+def test_work_of_experts_is_the_cases_too() -> None:
+    """The case knows how many experts its rows chose; here it is what chance says."""
+    call, work = work_of_main("moe_matmul")
+    x, weight, ids = call.args[:3]
+    experts = Experts(weight.shape[0], ids.shape[1], weight.shape[1])
+
+    expected = models.moe(experts, x.shape[0], x.shape[1], weight.shape[1], is_summed=True)
+
+    assert work.num_flops == expected.num_flops
+    assert work.num_bytes == pytest.approx(expected.num_bytes, rel=0.1)
 
 
 def test_limit_is_the_longer_of_both() -> None:

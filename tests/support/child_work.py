@@ -14,7 +14,7 @@ def doubled(value: int) -> int:
 
 
 def fails(value: int) -> int:
-    raise RuntimeError(f"no {value}\nand more")
+    raise RuntimeError(f"no {value}\nin the middle\n\nat last\n")
 
 
 def dies(value: int) -> int:
