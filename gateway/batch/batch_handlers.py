@@ -24,13 +24,14 @@ DOLLARS_MAX = 1_000_000
 
 
 class CreateBody(msgspec.Struct, kw_only=True):
-    """`max_cost` is ours: dollars that the batch may cost at the most."""
+    """Ours: `max_cost`, dollars that the batch may cost; `plan_only`, to be told and not made."""
 
     input_file_id: str
-    endpoint: str
+    endpoint: str = ""  # "" = the one that the file's lines name
     completion_window: str = "24h"
     metadata: dict[str, str] | None = None
     max_cost: str | int | float | None = None
+    plan_only: bool = False
 
 
 _CREATE = msgspec.json.Decoder(CreateBody)
@@ -43,7 +44,8 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
         asked = _CREATE.decode(body)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is not a batch to create: {error}") from None
-    surface = URLS.get(asked.endpoint)
+    file = await file_handlers.find(lane, caller, asked.input_file_id[:80])
+    surface = URLS.get(asked.endpoint) if asked.endpoint else await service.surface_of(lane, file)
     if surface is None:
         raise InvalidRequest(
             f"endpoint is {asked.endpoint[:80]!r}; use one of {', '.join(URLS)}", param="endpoint"
@@ -55,12 +57,18 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
         metadata=checked_metadata(asked.metadata),
         max_cost_nanos=checked_dollars(asked.max_cost, "max_cost"),
     )
-    file = await file_handlers.find(lane, caller, asked.input_file_id[:80])
     if file.purpose != "batch":
         raise InvalidRequest(
             f"{file.id} has the purpose {file.purpose}; a batch needs one uploaded for batch",
             param="input_file_id",
         )
+    if asked.plan_only:
+        _, lines, planned = await service.planned_batch(lane, caller, wish, file, dialect=DIALECT)
+        shown = {"lines": len(lines), "is_feasible": planned.is_feasible, **planned.shown}
+        await answer_json(
+            exchange, {"object": "batch.plan", "refusal": planned.refusal or None, **shown}
+        )
+        return
     row = await service.create(lane, caller, wish, file, dialect=DIALECT)
     await answer_json(exchange, openai_json(row))
 

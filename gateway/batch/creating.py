@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -189,18 +189,12 @@ def new_lines(
 
 
 async def put_down(
-    store: Store,
-    row: BatchRow,
-    lines: Sequence[NewLine],
-    plan: Callable[[], Awaitable[PlannedLines]],
+    store: Store, row: BatchRow, lines: Sequence[NewLine], planned: PlannedLines
 ) -> BatchRow:
     """Write batch and lines; whoever reads it before the end sees `validating`.
 
-    Raises Infeasible where no placement keeps deadline and cost; then nothing is left of it.
+    Where that fails nothing is left of it.
     """
-    planned = await plan()
-    if not planned.is_feasible:
-        raise Infeasible(planned.refusal, detail=planned.shown)
     async with store.begin() as connection:
         await _refuse_too_many(connection, row.tenant_id)
         await insert_batch(connection, row)

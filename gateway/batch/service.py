@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.batch.creating import (
     OUTPUT_TOKENS_UNKNOWN,
+    Infeasible,
     PlannedLines,
     Wish,
     check_lines,
@@ -23,11 +24,13 @@ from gateway.store.audit import AuditEvent, append_events
 from gateway.store.batches import (
     BatchRow,
     LineCounts,
+    NewLine,
     find_batch,
     line_counts,
     move_batch,
 )
 from gateway.store.files import FileRow
+from gateway.wire.pieces import Surface
 
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
@@ -36,6 +39,19 @@ async def create(
     lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
 ) -> BatchRow:
     """A batch over all lines of `file`, planned. Raises ApiError; then there is no batch."""
+    row, lines, planned = await planned_batch(lane, caller, wish, file, dialect=dialect)
+    if not planned.is_feasible:
+        raise Infeasible(planned.refusal, detail=planned.shown)
+    made = await put_down(lane.gateway.store, row, lines, planned)
+    await _note(lane, made, "batch.create")
+    lane.wake()
+    return made
+
+
+async def planned_batch(
+    lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
+) -> tuple[BatchRow, list[NewLine], PlannedLines]:
+    """What a batch over `file` would be; nothing is written and nothing spent."""
     gateway = lane.gateway
     if gateway.is_draining:
         raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
@@ -69,14 +85,15 @@ async def create(
         created_at=now,
         num_lines=len(lines),
     )
+    return row, lines, await lane.planner.place_new(row, lines, caller, now=now)
 
-    async def plan() -> PlannedLines:
-        return await lane.planner.place_new(row, lines, caller, now=now)
 
-    made = await put_down(gateway.store, row, lines, plan)
-    await _note(lane, made, "batch.create")
-    lane.wake()
-    return made
+async def surface_of(lane: BatchLane, file: FileRow) -> Surface | None:
+    """What the lines of a file ask for; None for a file without lines of ours."""
+    try:
+        return (await read_index(lane.storage, file.storage_key)).surface
+    except FileNotFoundError:
+        return None
 
 
 def _output_tokens(_model: str, max_tokens: int) -> int:

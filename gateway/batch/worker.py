@@ -41,6 +41,7 @@ from gateway.store.batches import BatchRow, batches_in, line_counts, move_batch
 log = structlog.get_logger()
 
 LOOK_S = 1.0
+PAUSE_S = 0.1
 PLAN_S = 60.0
 CLAIM_S = 60.0
 RENEW_S = 15.0
@@ -96,6 +97,8 @@ class BatchWorker:
                         await self._something.wait()
                 self._something.clear()
                 await self._until_done(self._round)
+                # Lines end many a second: a round each would count them all each time.
+                await asyncio.sleep(PAUSE_S)
         finally:
             await self._stop(side)
 
