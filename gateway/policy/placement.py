@@ -51,7 +51,7 @@ __all__ = [
 
 RECOVERY_S = 30.0  # p95 of one line at once, where nothing was learned
 SAVING_TO_MOVE = 0.05
-OVERDUE_SHARE = 0.75  # a native batch is overdue when so many of its lane's were back by its age
+OVERDUE_SHARE = 0.5  # a native batch is overdue when so many of its lane's were back by its age
 
 
 class _Option(msgspec.Struct, frozen=True):
@@ -171,7 +171,9 @@ class _Planning:
         offer, has_refuge = lane.offer, reserve.line_nanos < inf
         is_running = group.since_s is not None and group.lane == offer.id
         start_s = max(self._now_s, offer.opens_at_s)
-        if is_running:
+        if group.since_s is not None and not is_running:
+            start_s = max(start_s, self._now_s + offer.cancel_s)  # it must come back first
+        elif is_running:
             start_s = min(self._now_s, group.since_s or 0.0)
         elif group.count < offer.requests_min:
             waited_since_s = start_s if group.waiting_since_s is None else group.waiting_since_s
@@ -219,7 +221,7 @@ class _Planning:
             return group.count
         last_s = group.deadline_at_s - self._recovery_s
         if not option.lane.is_refuge:
-            last_s = group.deadline_at_s - SLACK * self._recovery_s - 2.0 * REPLAN_S
+            last_s = group.deadline_at_s - SLACK * self._recovery_s - REPLAN_S
         return option.stretch.room(last_s, slack, option.lane.weight(group))
 
     def _fill(self, group: LineGroup, options: Sequence[_Option], rest: int, slack: float) -> int:

@@ -19,8 +19,37 @@ HALF_LIFE = 12.0  # in observations
 OBSERVATIONS_MAX = 64
 SHORTEST_S = 1.0
 SIGMA_MIN = 0.05
+SIGMA_QUICK = 0.8
 CLOSED_S = 600.0  # after a failure; twice as long after the next …
 CLOSED_MAX_S = 7_200.0  # … up to this
+
+
+class _Sums:
+    """Weighted logarithms of turnarounds, the prior's among them."""
+
+    __slots__ = ("squares", "total", "values")
+
+    def __init__(self) -> None:
+        mu, sigma = _normal_of(TURNAROUND_P50_S, TURNAROUND_P95_S)
+        self.total = PRIOR_WEIGHT
+        self.values = PRIOR_WEIGHT * mu
+        self.squares = PRIOR_WEIGHT * (sigma**2 + mu**2)
+
+    def add(self, value: float, weight: float) -> None:
+        self.total += weight
+        self.values += weight * value
+        self.squares += weight * value * value
+
+    def normal(self) -> tuple[float, float]:
+        """Mean and deviation."""
+        mean = self.values / self.total
+        return mean, max(SIGMA_MIN, sqrt(max(0.0, self.squares / self.total - mean * mean)))
+
+    def copy(self) -> _Sums:
+        """One of the same values, to add to."""
+        other = _Sums()
+        other.total, other.values, other.squares = self.total, self.values, self.squares
+        return other
 
 
 class Turnaround:
@@ -28,17 +57,18 @@ class Turnaround:
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, bool]] = deque(maxlen=OBSERVATIONS_MAX)
+        self._ended = self._every = _Sums()
         self._failures = 0
         self._closed_until_s = 0.0
 
     def finished(self, took_s: float) -> None:
         """A batch came back whole."""
-        self._seen.append((max(SHORTEST_S, took_s), True))
         self._failures = 0
+        self._add(took_s, is_done=True)
 
     def gave_up(self, after_s: float) -> None:
         """A batch was cancelled or expired with lines undone after so long."""
-        self._seen.append((max(SHORTEST_S, after_s), False))
+        self._add(after_s, is_done=False)
 
     def failed(self, now_s: float) -> None:
         """A batch was refused or failed as a whole: the lane rests, longer each time in a row."""
@@ -52,48 +82,59 @@ class Turnaround:
 
     def quantiles(self, running_for_s: tuple[float, ...] = ()) -> tuple[float, float]:
         """(p50, p95) in seconds; `running_for_s`: ages of the batches that are under way."""
-        mu, sigma = _normal_of(TURNAROUND_P50_S, TURNAROUND_P95_S)
-        num = len(self._seen)
-        seen = [
-            (took_s, is_done, 0.5 ** ((num - 1 - idx) / HALF_LIFE))
-            for idx, (took_s, is_done) in enumerate(self._seen)
-        ]
-        seen += [(max(SHORTEST_S, age_s), False, 1.0) for age_s in running_for_s]
-        # Two passes: the first learns from what ended, the second places what did not end.
-        done = [(log(took_s), weight) for took_s, is_done, weight in seen if is_done]
-        learned = _posterior(done, mu, sigma)
-        every = [
-            (log(took_s) if is_done else _beyond(log(took_s), *learned), weight)
-            for took_s, is_done, weight in seen
-        ]
-        mean, spread = _posterior(every, mu, sigma)
+        every = self._every
+        if running_for_s:
+            every, learned = every.copy(), self._ended.normal()
+            for age_s in running_for_s:
+                every.add(_beyond(log(max(SHORTEST_S, age_s)), *learned), 1.0)
+        mean, spread = every.normal()
         return exp(mean), exp(mean + Z_P95 * spread)
+
+    def _add(self, seconds: float, *, is_done: bool) -> None:
+        """Two passes: the first learns from what ended, the second places what did not end."""
+        self._seen.append((log(max(SHORTEST_S, seconds)), is_done))
+        newest = len(self._seen) - 1
+        seen = [
+            (value, is_ended, 0.5 ** ((newest - idx) / HALF_LIFE))
+            for idx, (value, is_ended) in enumerate(self._seen)
+        ]
+        self._ended = _Sums()
+        for value, is_ended, weight in seen:
+            if is_ended:
+                self._ended.add(value, weight)
+        learned = self._ended.normal()
+        self._every = _Sums()
+        for value, is_ended, weight in seen:
+            self._every.add(value if is_ended else _beyond(value, *learned), weight)
 
 
 def share_done(p50_s: float, p95_s: float, within_s: float, *, age_s: float = 0.0) -> float:
     """The probability that a batch of that age is back when it is `within_s` old."""
     if within_s <= age_s:
         return 0.0
-    mu, sigma = _normal_of(p50_s, p95_s)
-    open_now = _survival((log(age_s) - mu) / sigma) if age_s > SHORTEST_S else 1.0
+    open_now = _share_open(p50_s, p95_s, age_s)
     if open_now <= 0.0:
         return 0.0
-    open_then = _survival((log(max(SHORTEST_S, within_s)) - mu) / sigma)
-    return max(0.0, 1.0 - open_then / open_now)
+    return max(0.0, 1.0 - _share_open(p50_s, p95_s, within_s) / open_now)
+
+
+def _share_open(p50_s: float, p95_s: float, age_s: float) -> float:
+    """
+    The share of batches that are not back at that age.
+
+    The slow half is as wide as was learned, the quick half no wider than SIGMA_QUICK: queues and
+    polling put a floor under it.
+    """
+    if age_s <= SHORTEST_S:
+        return 1.0
+    mu, sigma = _normal_of(p50_s, p95_s)
+    z = log(age_s) - mu
+    return _survival(z / (min(sigma, SIGMA_QUICK) if z < 0.0 else sigma))
 
 
 def _normal_of(p50_s: float, p95_s: float) -> tuple[float, float]:
     mu = log(max(SHORTEST_S, p50_s))
     return mu, max(SIGMA_MIN, (log(max(SHORTEST_S, p95_s)) - mu) / Z_P95)
-
-
-def _posterior(logs: list[tuple[float, float]], mu: float, sigma: float) -> tuple[float, float]:
-    """Mean and deviation of weighted logarithms and of the prior's."""
-    total = PRIOR_WEIGHT + sum(weight for _, weight in logs)
-    mean = (PRIOR_WEIGHT * mu + sum(weight * value for value, weight in logs)) / total
-    square = PRIOR_WEIGHT * (sigma**2 + (mu - mean) ** 2)
-    square += sum(weight * (value - mean) ** 2 for value, weight in logs)
-    return mean, max(SIGMA_MIN, sqrt(square / total))
 
 
 def _beyond(bound: float, mu: float, sigma: float) -> float:

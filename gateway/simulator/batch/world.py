@@ -7,6 +7,8 @@ reference live through the same day.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +25,26 @@ LINE_TOKENS = 300.0  # output tokens of a line of ordinary size
 class Steps:
     """A rate over time, piecewise constant; the last value holds for good."""
 
-    __slots__ = ("_sums", "rates", "times_s")
+    __slots__ = ("_rates", "_sums", "_times_s")
 
     def __init__(self, times_s: NDArray[np.float64], rates: NDArray[np.float64]) -> None:
         """`times_s` rise from 0; `rates` in lines a second from each of them on."""
-        self.times_s = times_s
-        self.rates = rates
-        self._sums = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
+        self._times_s: list[float] = times_s.tolist()
+        self._rates: list[float] = rates.tolist()
+        sums = np.concatenate([[0.0], np.cumsum(np.diff(times_s) * rates[:-1])])
+        self._sums: list[float] = sums.tolist()
 
     def at(self, at_s: float) -> float:
         """Lines a second at that time."""
-        return float(self.rates[np.searchsorted(self.times_s, at_s, side="right") - 1])
+        return self._rates[bisect_right(self._times_s, at_s) - 1]
 
     def lines(self, from_s: float, until_s: float) -> float:
         """Lines of ordinary size answered between two times."""
         return self._total(until_s) - self._total(from_s)
 
     def _total(self, at_s: float) -> float:
-        idx = int(np.searchsorted(self.times_s, at_s, side="right")) - 1
-        return float(self._sums[idx] + (at_s - self.times_s[idx]) * self.rates[idx])
+        idx = bisect_right(self._times_s, at_s) - 1
+        return self._sums[idx] + (at_s - self._times_s[idx]) * self._rates[idx]
 
 
 class Fates(msgspec.Struct, frozen=True):
