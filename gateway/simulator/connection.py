@@ -43,7 +43,7 @@ class Connection:
         self.is_gone = False
         self.is_started = False
 
-    async def body(self) -> bytes:
+    async def body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -52,7 +52,7 @@ class Connection:
                 raise ClientGone
             part = message.get("body", b"")
             size += len(part)
-            if size > BODY_BYTES_MAX:
+            if size > bytes_max:
                 raise BodyTooLarge
             parts.append(part)
             if not message.get("more_body", False):

@@ -35,6 +35,7 @@ class Reply:
     prompt: Tally  # the prompt's buckets; outputs 0
     tokens_per_event: int
     usage_every_event: bool
+    service_tier: str = "standard"  # as messages tell it
 
 
 def data_frame(payload: Any) -> bytes:

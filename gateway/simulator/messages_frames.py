@@ -77,7 +77,7 @@ def _usage(reply: Reply, output_tokens: int, reasoning: int) -> dict[str, Any]:
         },
         "output_tokens": output_tokens,
         "output_tokens_details": {"thinking_tokens": reasoning},
-        "service_tier": "standard",
+        "service_tier": reply.service_tier,
     }
 
 

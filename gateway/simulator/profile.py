@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-FOREVER_S = 1e12
+from gateway.simulator.native_profile import FOREVER_S, BatchProfile
 
 
 class FaultMode(enum.StrEnum):
@@ -96,6 +96,7 @@ class ProviderProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     usage_every_event: bool = False  # as vLLM's continuous_usage_stats
     bills_prompt_from: Literal["accepted", "first_token"] = "first_token"
     faults: tuple[Fault, ...] = ()
+    batch: BatchProfile | None = None  # None: it has no batch API
 
     def __post_init__(self) -> None:
         for name in ("ttft_base_s", "ttft_sigma", "rate_sigma", "event_sigma", "drift_sigma"):

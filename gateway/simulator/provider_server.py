@@ -25,6 +25,7 @@ from gateway.simulator.framing import Reply, encode
 from gateway.simulator.gate import Gate, Refusal, directed_faults, is_authorised
 from gateway.simulator.generation import HANG_S_MAX, Generation
 from gateway.simulator.meter import Books, PrefixCache, Tally
+from gateway.simulator.native_desk import NativeDesk
 from gateway.simulator.profile import (
     Fault,
     FaultMode,
@@ -74,11 +75,16 @@ class SimulatedProvider:
         self._rng = random.Random(profile.seed)
         self._num_ids = 0
         self._id_prefix = "sim" + blake2b(profile.name.encode(), digest_size=4).hexdigest()
+        self._native = NativeDesk(self, seed=profile.seed, wall_clock=wall_clock)
 
     @property
     def now_s(self) -> float:
         """Seconds on the provider's own clock, which fault windows and drift are told in."""
         return self._timers.time() - self._epoch_s
+
+    def unix_s(self, at_s: float) -> float:
+        """A second of its own clock on the wall's."""
+        return self._wall_clock() - (self.now_s - at_s)
 
     @property
     def in_flight(self) -> int:
@@ -105,17 +111,23 @@ class SimulatedProvider:
         books = self.books
         books.requests_seen += 1
         arrived_s = self.now_s
-        request_id = self._new_id()
+        request_id = self.new_id()
         headers = dict(scope["headers"])
         surface = _ROUTES.get(scope["path"])
+        is_native = self._native.owns(scope["path"])
+        if is_native:
+            surface = self._native.surface(scope["path"])
         faults = active_faults(self.profile, arrived_s, self._rng.random())
         try:
-            body = await connection.body()
+            body = await connection.body(self._native.body_bytes_max(scope["path"]))
             connection.watch()
             if await self._shown(faults, connection, surface, request_id):
                 return
             if scope["method"] == "GET" and scope["path"].startswith("/v1/models"):
                 await self._models(headers, connection)
+                return
+            if is_native:
+                await self._native.serve(scope, headers, body, connection)
                 return
             ask = self._accepted(scope, headers, surface, body, arrived_s)
             faults += directed_faults(ask.directives)
@@ -125,7 +137,7 @@ class SimulatedProvider:
         except (Refusal, AskError, BodyTooLarge) as error:
             await self._refuse(connection, surface, request_id, error)
 
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
         self._num_ids += 1
         return f"{self._id_prefix}{self._num_ids:08x}"
 
@@ -300,6 +312,7 @@ class SimulatedProvider:
     async def _operate(self, scope: Message, connection: Connection) -> None:
         """The operator's own paths, which no provider has: invoice, stats, control."""
         body = await connection.body()
+        await self._native.catch_up()
         try:
             status, result = self._operated(scope, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

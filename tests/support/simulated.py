@@ -149,6 +149,7 @@ class SimulatedWorld:
         method: str = "POST",
         headers: dict[str, str] | None = None,
         leave_at_s: float | None = None,
+        query: str = "",
     ) -> tuple[asyncio.Task[None], Exchange]:
         exchange = Exchange()
         given = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
@@ -163,6 +164,7 @@ class SimulatedWorld:
             "type": "http",
             "method": method,
             "path": path,
+            "query_string": query.encode(),
             "headers": [(n.encode(), v.encode()) for n, v in given.items()],
             "extensions": {"simulator.transport": exchange.transport},
         }
