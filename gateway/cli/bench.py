@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from gateway.cli.support import print_table
+from gateway.cli.bench_batch import bench_batch
+from gateway.cli.support import in_processes, print_table, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
-    from gateway.simulator.routing.bench import CellResult, Ratio, Task
+    from gateway.simulator.routing.bench import CellResult, Ratio
 
-_Found = TypeVar("_Found")
 MAIN_WORLDS = "drift,regime,outage"
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -26,6 +25,9 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.group()
 def bench() -> None:
     """Measure; print what was found, wins and losses."""
+
+
+bench.add_command(bench_batch)
 
 
 @bench.command()
@@ -71,14 +73,14 @@ def router(
 
     try:
         cells = cells_of(
-            tuple(WORLDS) if worlds == "all" else _words(worlds),
-            [float(word) for word in _words(loads)],
-            [int(word) for word in _words(endpoints)],
+            tuple(WORLDS) if worlds == "all" else words(worlds),
+            [float(word) for word in words(loads)],
+            [int(word) for word in words(endpoints)],
             num_replicas=replicas,
             stale_s=stale,
             deadline_s=deadline,
         )
-        names = router_names() if routers == "all" else _words(routers)
+        names = router_names() if routers == "all" else words(routers)
         for name in names:
             factory_of(name)
     except ValueError as error:
@@ -94,7 +96,7 @@ def router(
         for cell in cells
         for seed in range(1, seeds + 1)
     ]
-    results = summarise(list(_in_processes(run_task, tasks, jobs)))
+    results = summarise(list(in_processes(run_task, tasks, jobs)))
     for result in results:
         _show(result)
     if out is not None:
@@ -129,7 +131,7 @@ def prediction(
     from gateway.simulator.routing.worlds import NUM_ENDPOINTS
 
     try:
-        cells = cells_of(_words(worlds), [float(word) for word in _words(loads)], [NUM_ENDPOINTS])
+        cells = cells_of(words(worlds), [float(word) for word in words(loads)], [NUM_ENDPOINTS])
         tried = PAIRS if pairs is None else pairs_of(pairs)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -147,7 +149,7 @@ def prediction(
     found = errors(
         [
             each
-            for rows in _in_processes(partial(foretell, pairs=tried), tasks, jobs)
+            for rows in in_processes(partial(foretell, pairs=tried), tasks, jobs)
             for each in rows
         ]
     )
@@ -159,29 +161,6 @@ def prediction(
         (out / "prediction.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(found), indent=1)
         )
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _in_processes(
-    run: Callable[[Task], _Found], tasks: Sequence[Task], jobs: int
-) -> Iterable[_Found]:
-    """Each task in a process of its own kind; one that fails ends the whole with its error."""
-    jobs = jobs or os.cpu_count() or 1
-    if jobs == 1:
-        yield from map(run, tasks)
-        return
-    # Here, for they would be a tenth of the start of every other command.
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, found in enumerate(pool.map(run, tasks), 1):
-            if sys.stderr.isatty():
-                click.echo(f"\r{number} of {len(tasks)} runs", nl=number == len(tasks), err=True)
-            yield found
 
 
 def _show(result: CellResult) -> None:

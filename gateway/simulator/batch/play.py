@@ -70,6 +70,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     escalated_lines: int
     moved_lines: int
 
+    @property
+    def is_in_time(self) -> bool:
+        """Whether every line was answered by its deadline."""
+        return self.finished_s is not None and self.finished_s <= self.deadline_s
+
 
 class Day:
     """The state of one run."""
