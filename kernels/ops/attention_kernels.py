@@ -115,11 +115,11 @@ def attention_sum(
     columns = tl.arange(0, BLOCK_D)
     sums = tl.zeros((BLOCK_D,), tl.float32)
     for first in range(0, num_splits, AT_ONCE):
-        tops, totals = _stats_of(stats, program * num_splits, num_splits, first, AT_ONCE)
+        own_tops, own_totals = _stats_of(stats, program * num_splits, num_splits, first, AT_ONCE)
         at = (program * num_splits + first + tl.arange(0, AT_ONCE)) * HEAD
-        is_there = (totals > 0.0)[:, None] & (columns < HEAD)[None, :]
+        is_there = (own_totals > 0.0)[:, None] & (columns < HEAD)[None, :]
         part = tl.load(parts + (at[:, None] + columns[None, :]), mask=is_there, other=0.0)
-        sums += tl.sum(part * tl.exp2(tops - top)[:, None], 0)
+        sums += tl.sum(part * tl.exp2(own_tops - top)[:, None], 0)
     sums /= tl.where(total > 0.0, total, 1.0)
     at = program // NUM_HEADS * out_row_stride + program % NUM_HEADS * out_head_stride
     tl.store(out + (at + columns), sums.to(out.dtype.element_ty), mask=columns < HEAD)

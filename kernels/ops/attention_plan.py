@@ -33,7 +33,7 @@ class Sizes:
     head_dim: int
     itemsize: int  # of the queries, in whose type products are made
     num_keys_max: int
-    is_tree: bool
+    has_tree_window: bool  # its masks need the most registers
 
     @property
     def group(self) -> int:
@@ -90,7 +90,7 @@ def _default(sizes: Sizes, num_rows: int, block_d: int) -> Mapping[str, int]:
     num_warps = 4
     if block_m == 128 or (block_d > 128 and block_m == 64) or (block_d > 256 and block_m == 32):
         num_warps = 8
-    is_deep = block_d <= 128 and not (sizes.is_tree and block_m == 64)
+    is_deep = block_d <= 128 and not (sizes.has_tree_window and block_m == 64)
     return {
         "block_m": block_m,
         "tile": tile,

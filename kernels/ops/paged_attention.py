@@ -69,7 +69,7 @@ def paged_attention(
         head_dim=head_dim,
         itemsize=q.itemsize,
         num_keys_max=min(num_keys, window + query_len) if window > 0 else num_keys,
-        is_tree=mask == "bits",
+        has_tree_window=mask == "bits" and window > 0,
     )
     cut = plan(sizes, num_splits)
     num_parts = q.shape[0] * q.shape[1] * cut.num_splits if cut.num_splits > 1 else 0

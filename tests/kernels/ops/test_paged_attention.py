@@ -219,7 +219,7 @@ def test_cache_that_is_not_contiguous_is_refused() -> None:
 
 SIZES = Sizes(
     num_sequences=16, query_len=8, num_heads=32, num_kv_heads=8, head_dim=128, itemsize=2,
-    num_keys_max=8192, is_tree=False,
+    num_keys_max=8192, has_tree_window=False,
 )  # fmt: skip
 
 
