@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -163,6 +164,16 @@ async def test_batch_whose_id_was_lost_is_found_or_known_not_to_be_there(provide
             )
         batch_id = found.status.batch_id if found.status is not None else None
         assert {"batch_id": batch_id, "is_certain": found.is_certain} == case["expect"], case
+
+
+async def test_submission_of_a_moment_ago_may_not_be_listed_yet(provider: str) -> None:
+    plan = golden(provider, "find")
+    asked = {"num_lines": 99, "known_ids": plan.get("known_ids", ())}
+    exchanges = plan["cases"][-1]["exchanges"]
+    for age_s, is_certain in ((29.0, False), (31.0, True)):
+        async with playing(provider, exchanges) as api:
+            found = await api.find("nb_7", submitted_at_s=time.time() - age_s, **asked)
+        assert (found.status, found.is_certain) == (None, is_certain)
 
 
 def _last_fails(provider: str, **answer: Any) -> list[dict[str, Any]]:

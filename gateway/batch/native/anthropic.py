@@ -172,7 +172,7 @@ class AnthropicForm:
 
         Until such a batch has ended it cannot be told whether it is ours.
         """
-        after, is_certain = "", True
+        after, is_certain = "", self._client.is_absent(submitted_at_s)
         for _ in range(PAGES_MAX):
             query = {"limit": str(PAGE)} | ({"after_id": after} if after else {})
             answer = await self._client.get(

@@ -115,7 +115,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to "have you got this batch?"."""
 
     status: NativeStatus | None
-    is_certain: bool  # False: one that may be ours is still running; ask again when it has ended
+    # False: it was submitted a moment ago and may not be listed yet, or one that may be ours still
+    # runs. Ask again later.
+    is_certain: bool
 
 
 class NativeError(LoopRouterError):

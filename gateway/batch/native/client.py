@@ -31,6 +31,7 @@ ERROR_BYTES_MAX = 64 * 1024
 CALL_TIMEOUT_S = 60.0
 UPLOAD_BYTES_PER_S_MIN = 250_000  # slower is as good as broken
 REDIRECTS_MAX = 3
+ABSENT_AFTER_S = 30.0  # a submission younger than this may not be listed yet
 T = TypeVar("T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -226,6 +227,10 @@ class NativeClient:
         else:
             found[b"authorization"] = b"Bearer " + key
         return found
+
+    def is_absent(self, submitted_at_s: float) -> bool:
+        """Whether a submission of that Unix second that is not listed was surely never made."""
+        return self._wall_clock() - submitted_at_s >= ABSENT_AFTER_S
 
     def same_origin(self, url: str) -> str:
         """`url` if it lies at the endpoint's own origin. Raises NativeError for any other."""

@@ -189,7 +189,7 @@ class GeminiForm(OpenAIForm):
             oldest = instant(operations[-1].metadata.create_time) if operations else None
             is_past = oldest is not None and oldest < submitted_at_s - CLOCK_SLACK_S
             if not page.next_page_token or is_past:
-                return Found(status=None, is_certain=True)
+                return Found(status=None, is_certain=self._client.is_absent(submitted_at_s))
             token = page.next_page_token
         return Found(status=None, is_certain=False)
 

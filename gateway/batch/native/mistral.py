@@ -126,5 +126,5 @@ class MistralForm(OpenAIForm):
             oldest = jobs[-1].created_at if jobs else None
             is_past = oldest is not None and oldest < submitted_at_s - CLOCK_SLACK_S
             if len(jobs) < PAGE or is_past:
-                return Found(status=None, is_certain=True)
+                return Found(status=None, is_certain=self._client.is_absent(submitted_at_s))
         return Found(status=None, is_certain=False)

@@ -249,7 +249,7 @@ class OpenAIForm:
             oldest = page.data[-1].created_at if page.data else None
             is_past = oldest is not None and oldest < submitted_at_s - CLOCK_SLACK_S
             if not page.data or not page.has_more or is_past:
-                return Found(status=None, is_certain=True)
+                return Found(status=None, is_certain=self._client.is_absent(submitted_at_s))
             after = page.data[-1].id
         return Found(status=None, is_certain=False)
 

@@ -113,4 +113,4 @@ class TogetherForm(OpenAIForm):
             for job in jobs:
                 if job.input_file_id in ours:
                     return Found(status=job.to_status(), is_certain=True)
-        return Found(status=None, is_certain=True)
+        return Found(status=None, is_certain=self._client.is_absent(submitted_at_s))
