@@ -87,12 +87,14 @@ def demo_profiles() -> tuple[ProviderProfile, ...]:
 
 
 def _provider_yaml(profile: ProviderProfile, port: int) -> str:
+    quirks = "" if profile.batch is None else "    quirks: [native_batch]\n"
     return (
         f"  {profile.name}:\n"
         f"    api: openai\n"
         f'    base_url: "http://127.0.0.1:{port}/v1"\n'
         f"    network: private\n"
         f"    simulated: true\n"
+        f"{quirks}"
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import yaml
 
+from gateway.catalogue.native_batch import native_batch_of
 from gateway.core import Network
 from gateway.policy.load import load_policy
+from gateway.prices.book import PriceBook
 from gateway.simulator.demo import demo_policy_yaml, demo_profiles, dollars_per_million
+from gateway.simulator.native_profile import BatchProfile
 from gateway.simulator.profile import FaultMode
 
 PORTS = {"simulated-fast": 9001, "simulated-cheap": 9002, "simulated-flaky": 9003}
@@ -43,6 +47,20 @@ def test_policy_marks_providers_simulated_private_and_priced() -> None:
     for profile, endpoint in zip(demo_profiles(), policy["models"]["chat"], strict=True):
         picos = {name: round(value * 1_000_000) for name, value in endpoint["price"].items()}
         assert picos == {name: getattr(profile.price, name) for name in picos}
+
+
+def test_policy_tells_which_providers_have_a_batch_api_and_it_is_priced_at_half() -> None:
+    plain, batching, _ = demo_profiles()
+    batching = msgspec.structs.replace(batching, batch=BatchProfile())
+    text = demo_policy_yaml(PORTS, (plain, batching))
+    endpoints = load_policy(text.encode(), environ={}).endpoints.values()
+    tiers = {
+        endpoint.provider: [row.tier for row in PriceBook().rows(endpoint, 1.8e9)]
+        for endpoint in endpoints
+    }
+
+    assert [native_batch_of(endpoint) is not None for endpoint in endpoints] == [False, True]
+    assert tiers == {plain.name: ["standard"], batching.name: ["standard", "batch"]}
 
 
 def test_policy_loads_into_priced_simulated_endpoints() -> None:
