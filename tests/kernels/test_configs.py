@@ -55,7 +55,19 @@ def test_value_that_the_op_does_not_have_is_refused(folder: Path) -> None:
         configs.tuned("rms_norm", "H4096", {"warps": 4})
 
 
-def test_files_there_are_name_chips_and_ops_that_exist() -> None:
-    for path in TUNED.glob("*.json"):
-        assert path.stem in BY_ARCH
-        assert set(json.loads(path.read_text())) <= set(BY_NAME)
+def strangers(folder: Path) -> list[str]:
+    """Chips and ops that a folder of tuned files names and that do not exist."""
+    return [
+        f"{path.name} {op}"
+        for path in folder.glob("*.json")
+        for op in json.loads(path.read_text())
+        if path.stem not in BY_ARCH or op not in BY_NAME
+    ]
+
+
+def test_tuned_files_name_chips_and_ops_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "gfx942.json").write_text('{"rms_norm": {}, "swiglu": {}}')
+    (tmp_path / "gfx1.json").write_text('{"rms_norm": {}}')
+
+    assert sorted(strangers(tmp_path)) == ["gfx1.json rms_norm", "gfx942.json swiglu"]
+    assert strangers(TUNED) == []

@@ -46,6 +46,7 @@ def test_kernels_are_compiled_here() -> None:
     assert not IS_INTERPRETED
 
 
+@pytest.mark.slow
 def test_interpreted_tests_are_left_out_beside_others_and_told() -> None:
     environ = {name: value for name, value in os.environ.items() if name not in INTERPRETING}
     command = [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/test_targets.py"]
