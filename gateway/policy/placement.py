@@ -62,6 +62,7 @@ class _Option(msgspec.Struct, frozen=True):
     lane: Lane
     stretch: Stretch | None  # None = native
     line_nanos: float  # at the lane's own price
+    finish_s: float = 0.0  # of a native one
 
 
 class _Taken(msgspec.Struct, frozen=True):
@@ -90,6 +91,7 @@ def place(
     planning = _Planning(
         by_model(tuple(offers), now_s, horizon_s), now_s, recovery_s, saving_to_move
     )
+    planning.count_company(groups)
     kept = reserves(groups, planning.lanes, now_s, recovery_s)
     order = sorted(range(len(groups)), key=lambda idx: groups[idx].deadline_at_s)
     for idx in order:
@@ -110,6 +112,14 @@ class _Planning:
         self._allocations: list[Allocation] = []
         self._late: list[Late] = []
         self._escalated: list[LineGroup] = []
+        self._company: dict[tuple[str, str], int] = {}
+
+    def count_company(self, groups: Sequence[LineGroup]) -> None:
+        """How many open lines of a batch could share one native batch, whatever their sizes."""
+        for group in groups:
+            if group.since_s is None:
+                key = (group.batch_id, group.model)
+                self._company[key] = self._company.get(key, 0) + group.count
 
     def add(self, group: LineGroup, reserve: Reserve) -> None:
         """Place one group behind those that were placed before."""
@@ -175,7 +185,7 @@ class _Planning:
             start_s = max(start_s, self._now_s + offer.cancel_s)  # it must come back first
         elif is_running:
             start_s = min(self._now_s, group.since_s or 0.0)
-        elif group.count < offer.requests_min:
+        elif self._company[group.batch_id, group.model] < offer.requests_min:
             waited_since_s = start_s if group.waiting_since_s is None else group.waiting_since_s
             start_s = max(start_s, waited_since_s + GATHERING_S)
         share = share_done(
@@ -189,7 +199,10 @@ class _Planning:
             expected = share * cost + (1.0 - share) * max(cost, reserve.line_nanos)
             if not is_running and expected > (1.0 - self._saving) * reserve.line_nanos:
                 return None  # hardly ever back in time: not worth the wait
-        return _Option(expected, start_s, lane, None, cost)
+        finish_s = max(self._now_s, start_s + offer.turnaround_p95_s)
+        if has_refuge:
+            finish_s = min(finish_s, group.deadline_at_s)
+        return _Option(expected, start_s, lane, None, cost, finish_s)
 
     def _elsewhere(
         self, group: LineGroup, current: Lane, options: Sequence[_Option]
@@ -245,7 +258,7 @@ class _Planning:
             if group.since_s is None and count < min(group.count, offer.requests_min):
                 # A trickle beside other lanes: it waits for company, or for room there.
                 not_before_s = start_s = max(start_s, self._now_s + GATHERING_S)
-            finish_s = start_s + offer.turnaround_p95_s
+            finish_s = option.finish_s
         nanos = option.line_nanos * count
         self._allocations.append(
             Allocation(
@@ -275,8 +288,9 @@ class _Planning:
                     self._allocate(group, self._stretch(group, lane, stretch), share)
         elif native := [lane for lane in open_lanes if lane.is_native]:
             soonest = min(native, key=lambda lane: lane.offer.turnaround_p95_s)
-            cost = soonest.cost_at(group, self._now_s)
-            self._allocate(group, _Option(cost, self._now_s, soonest, None, cost), rest)
+            cost, back_s = soonest.cost_at(group, self._now_s), soonest.offer.turnaround_p95_s
+            option = _Option(cost, self._now_s, soonest, None, cost, self._now_s + back_s)
+            self._allocate(group, option, rest)
             return
         else:
             late_s = inf

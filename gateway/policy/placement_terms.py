@@ -102,8 +102,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     So many lines of a group on a lane, from `start_s` until `finish_s` (expected).
 
     `not_before_s` in the future is an order to wait: for a cheaper window, or for company in a
-    native batch. A later `start_s` only says that others go first. Of a native lane `finish_s` is
-    95 % sure.
+    native batch. A later `start_s` only says that others go first. A native lane's `finish_s` is
+    95 % sure: its p95, or the deadline where lines would be sent at once before.
     """
 
     group: LineGroup
