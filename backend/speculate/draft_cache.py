@@ -98,7 +98,9 @@ class _Mirror:
 
 
 class DraftCache:
-    """`keys`, `values`: a layer each, [num_blocks, KH, block, D]; block 0 is for padding."""
+    """`keys`, `values`: a layer each, [num_blocks, KH, block, D]; block 0 is for padding. They are
+    parts of `all_keys` and `all_values` [layers, num_blocks, KH, block, D].
+    """
 
     def __init__(
         self, model: CausalModel, config: EngineConfig, shape: ModelConfig, *, lookahead: int
@@ -113,10 +115,10 @@ class DraftCache:
         width = -(-self.num_positions // self.block_size)
         num_blocks = _num_blocks(model, config, width)
         blocks = (num_blocks, shape.num_kv_heads, self.block_size, shape.head_dim)
-        self.keys, self.values = (
-            [torch.zeros(blocks, dtype=dtype, device=device) for _ in range(shape.num_layers)]
-            for _ in range(2)
+        self.all_keys, self.all_values = (
+            torch.zeros((shape.num_layers, *blocks), dtype=dtype, device=device) for _ in range(2)
         )
+        self.keys, self.values = self.all_keys.unbind(), self.all_values.unbind()
         self._blocks = DraftBlocks(num_blocks, self.block_size, lookahead)
         num_slots = config.sequences_max + 1
         self._tables = _Mirror((num_slots, width), torch.int32, device)

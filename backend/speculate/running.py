@@ -11,7 +11,7 @@ vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -54,6 +54,14 @@ class Packer:
         if self.ops.name_of(op) != self.ops.name_of("linear_int8"):
             return None
         return linear.weight if isinstance(linear, Int8Linear) else None
+
+    def stacked_for(self, op: str, weights: Sequence[Tensor]) -> Tensor | None:
+        """[N_i, K] as one [ΣN_i, K] for an op that does at once what a linear and `rope_kv_write`
+        do apart. None where linears are int8, or another implementation than that of
+        `rope_kv_write` serves the op."""
+        if self._is_int8 or self.ops.name_of(op) != self.ops.name_of("rope_kv_write"):
+            return None
+        return self.vector(torch.cat([each.detach() for each in weights])).contiguous()
 
     def dense(self, weight: Tensor) -> Linear:
         return DenseLinear(weight.detach().to(self.device, self.dtype).contiguous(), self.ops)
@@ -192,9 +200,9 @@ class RunningHead:
         self._model = model
         self._fc = packer.dense(head.fc.weight)
         self.norm = packer.norm(head.norm)
-        cos_sin = cos_sin_table(self.shape.rope, cache.num_positions, packer.device)
+        self.cos_sin = cos_sin_table(self.shape.rope, cache.num_positions, packer.device)
         self.layers = [
-            RunningLayer(layer, self.shape, cos_sin, window, packer)
+            RunningLayer(layer, self.shape, self.cos_sin, window, packer)
             for layer, window in zip(head.draft_layers, config.windows, strict=True)
         ]
         self._table = _own(head.embed_tokens, packer.vector)

@@ -44,7 +44,7 @@ def dflash_context_kv(
     default = {
         "block_m": block_m if head_dim <= 128 else min(block_m, 64),
         "block_k": 64,
-        "num_warps": 8 if block_m >= 128 else 4,
+        "num_warps": 8 if block_m >= 128 or head_dim > 128 else 4,
         "num_stages": 2,
         "waves_per_eu": 0,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.reference.linear_dense import linear_dense
 from kernels.reference.rope_kv_write import rope_kv_write
 
 
@@ -28,7 +29,7 @@ def dflash_context_kv(
     2602.06036). Rows of one slot overwrite each other in any order; only padding may do so.
     """
     num_layers = k_caches.shape[0]
-    heads = (states @ weight.t()).view(states.shape[0], num_layers, -1)
+    heads = linear_dense(states, weight).view(states.shape[0], num_layers, -1)
     for layer in range(num_layers):
         rope_kv_write(
             heads[:, layer].contiguous(),

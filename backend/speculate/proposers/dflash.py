@@ -9,6 +9,7 @@ Shapes: S sequences, Q rows of the target each, N drafts, R rows of a block, H h
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from backend.config import EngineConfig
@@ -36,10 +37,19 @@ class DFlashProposer(FeatureProposer):
         )
         self._config = head.config
         self._hidden_norm = self._packer.norm(head.hidden_norm)
-        self._context = [
-            self._packer.linear(each.self_attn.k_proj.weight, each.self_attn.v_proj.weight)
-            for each in head.draft_layers
-        ]
+        attentions = [each.self_attn for each in head.draft_layers]
+        # All layers at once where there is an op for it, else one by one.
+        weights = [w for each in attentions for w in (each.k_proj.weight, each.v_proj.weight)]
+        self._stacked = self._packer.stacked_for("dflash_context_kv", weights)
+        self._context = (
+            []
+            if self._stacked is not None
+            else [
+                self._packer.linear(each.k_proj.weight, each.v_proj.weight) for each in attentions
+            ]
+        )
+        norms: list[Tensor] = [each.k_norm.weight for each in attentions if each.k_norm is not None]
+        self._k_norms = self._packer.vector(torch.stack(norms)) if norms else None
         shape = head.config.shape
         self._width = 2 * shape.num_kv_heads * shape.head_dim
         self._rounds = CapturedRounds(self._packer.ops, self._run)
@@ -84,6 +94,22 @@ class DFlashProposer(FeatureProposer):
 
     def _write_context(self, features: Tensor, places: Places) -> None:
         states = self._hidden_norm(self._head.fuse(features))
+        if self._stacked is not None:
+            shape = self._head.shape
+            self._packer.ops.dflash_context_kv(
+                states,
+                self._stacked,
+                places.positions,
+                self._head.cos_sin,
+                places.kv_slots,
+                k_caches=self.cache.all_keys,
+                v_caches=self.cache.all_values,
+                rotary_dim=shape.rope.rotary_dim,
+                is_interleaved=shape.rope.is_interleaved,
+                k_norm=self._k_norms,
+                eps=shape.rms_norm_eps,
+            )
+            return
         for index, layer in enumerate(self._head.layers):
             heads = projected(self._context[index], states, self._width)
             layer.write(heads, places, self.cache.keys[index], self.cache.values[index])

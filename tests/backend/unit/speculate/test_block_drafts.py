@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels.dispatch import select
 from tests.support.draft_heads import MASK_TOKEN, dimensions, save_block_head
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.slow  # all of them together; `make check` has the part
 DFLASH = BlockRules(MASK_TOKEN)
 ANCHORED = BlockRules(MASK_TOKEN, samples_from_anchor=True)
 WINDOWS = dimensions(num_layers=2, windows=(6, 0))
+TWO_LAYERS = dimensions(num_layers=2)
 
 FORMS: dict[str, tuple[BlockRules, dict[str, Any]]] = {
     "dflash": (DFLASH, {}),
@@ -75,3 +78,30 @@ def test_sequences_do_not_disturb_each_other(
     reference = reference_of(target, saved, rules)
 
     play(rounds, lambda rounds: check_drafts(rounds, saved, reference), lookahead=0)
+
+
+@pytest.mark.parametrize("has_qk_norm", [True, False])
+def test_context_of_all_layers_at_once_is_that_of_one_by_one(
+    target: Tiny, states: States, tmp_path: Path, has_qk_norm: bool
+) -> None:
+    saved = save_block_head(tmp_path, rules=DFLASH, dims=TWO_LAYERS, has_qk_norm=has_qk_norm)
+    ops = select("cpu", "reference")
+    calls: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0].shape[0])
+        return ops.dflash_context_kv(*args, **kwargs)
+
+    at_once = replace(ops, dflash_context_kv=counted)
+    one_by_one = replace(ops, names={**ops.names, "dflash_context_kv": "another"})
+    caches = []
+    for chosen in (at_once, one_by_one):
+        rounds = Rounds(proposer_of(target, saved, ops=chosen), states, NUM_DRAFTS)
+        rounds.admit(1, rounds.prompt(11))
+        rounds.round({1: 2})
+        caches.append(rounds.proposer.cache)
+
+    assert calls
+    torch.testing.assert_close(caches[0].all_keys, caches[1].all_keys)
+    torch.testing.assert_close(caches[0].all_values, caches[1].all_values)
+    assert bool((caches[0].all_keys != 0).any(dim=(1, 2, 3, 4)).all()), "a layer was left out"
