@@ -55,9 +55,9 @@ def inverse_of(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr) -> Any:
     row, column = place[:, None], place[None, :]
     inverse = tl.where(row == column, 1.0, 0.0)
     inverse -= tl.where(row // 2 == column // 2, lower, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        side = 1 << level
-        is_corner = (row // (2 * side) == column // (2 * side)) & (row // side != column // side)
+    for level in range(1, LEVELS):
+        is_one = (row >> (level + 1)) == (column >> (level + 1))
+        is_corner = is_one & ((row >> level) != (column >> level))
         corner = tl.where(is_corner, lower, 0.0)
         corner = tl.dot(inverse, corner, input_precision=PRECISION)
         inverse -= tl.dot(corner, inverse, input_precision=PRECISION)

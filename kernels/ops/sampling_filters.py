@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.launching import IS_INTERPRETED, launch
+from kernels.ops.launching import IS_INTERPRETED, current_target, launch
 from kernels.ops.sampling_rows import CONFIG, Rows
 from kernels.ops.sampling_weights import (
     INT32_MAX,
@@ -35,7 +35,7 @@ TOP_SHIFT = tl.constexpr(28)  # of the first digit
 ROW_MASSES = tl.constexpr(128)  # DIGITS · PASSES_MAX
 UNIT = tl.constexpr(1)
 KEY_MIN = tl.constexpr(-(2**31))
-PART = 512  # of a block: 16 sums for each of them must fit into registers
+PART = 8  # tokens a lane of a warp at a time: 16 sums for each must fit into registers
 # The lower bits of a key follow from the upper ones where the type has fewer than float32.
 PASSES = {torch.float32: 8, torch.float16: 5, torch.bfloat16: 4}
 
@@ -206,7 +206,7 @@ def filtered_masses_of(
 
 
 def _part(rows: Rows) -> int:
-    return rows.block if IS_INTERPRETED else PART
+    return rows.block if IS_INTERPRETED else PART * current_target().warp_size
 
 
 def _zeros(rows: Rows) -> Tensor:

@@ -14,7 +14,8 @@ from kernels.ops.sampling_weights import block_best, block_mass, take_best
 from kernels.reference.sample import VOCAB_SIZE_MAX
 
 BLOCK = 2048
-INTERPRETED_BLOCKS = 3  # there a program costs by its operations, and hardly by their size
+INTERPRETED_BLOCKS = 2  # there a program costs by its operations, and hardly by their size
+INTERPRETED_BLOCK_MAX = 65536  # 16 of them are as large as Triton lets a tensor be
 CONFIG = Config(num_warps=4, num_stages=1)
 
 
@@ -33,7 +34,8 @@ class Rows:
     @property
     def block(self) -> int:
         if IS_INTERPRETED:
-            return int(triton.next_power_of_2(-(-self.vocab_size // INTERPRETED_BLOCKS)))
+            half = int(triton.next_power_of_2(-(-self.vocab_size // INTERPRETED_BLOCKS)))
+            return min(half, INTERPRETED_BLOCK_MAX)
         return BLOCK
 
     @property
