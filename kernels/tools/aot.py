@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from kernels.tools.budgets import ALLOWANCES, BUDGETS, Breach, Measured, judged
-from kernels.tools.children import Outcome, each_in_a_child
+from kernels.tools.children import each_in_a_child
 from kernels.tools.compiling import PRELOAD, check_compiles_here, compile_job, triton_version
 from kernels.tools.recipes import Plan, Planned, Recipe, plan, recipes
 from kernels.tools.resources import Resources
@@ -55,9 +55,10 @@ def run(
     is_main_only: bool = False,
     num_jobs: int = 2,
     limit_s: float = LIMIT_S,
+    on_progress: Callable[[int, int], None] = lambda num_done, num_all: None,
 ) -> Report:
-    """Compiles and judges. Raises ValueError for unknown names or a version of triton without
-    budgets, RuntimeError where nothing can be compiled.
+    """Compiles and judges; `on_progress` is told after each. Raises ValueError for unknown names or
+    a version of triton without budgets, RuntimeError where nothing can be compiled.
     """
     check_compiles_here()
     version = triton_version()
@@ -68,9 +69,11 @@ def run(
         )
     started_s = time.monotonic()
     planned = plan(recipes(archs, ops=ops, is_main_only=is_main_only))
-    rows = sorted(
-        _compiled(planned.planned, num_jobs, limit_s), key=lambda row: _place(planned, row)
-    )
+    by_place: dict[int, Row] = {}
+    for place, row in _compiled(planned.planned, num_jobs, limit_s):
+        by_place[place] = row
+        on_progress(len(by_place), len(planned.planned))
+    rows = [by_place[place] for place in sorted(by_place)]
     measured = [
         Measured(recipe, row.planned.kernel, row.resources)
         for row in rows
@@ -122,7 +125,9 @@ def as_json(report: Report) -> str:
     return json.dumps({"rows": rows, "breaches": breaches, "failures": failures}, indent=1)
 
 
-def _compiled(planned: Sequence[Planned], num_jobs: int, limit_s: float) -> Iterator[Row]:
+def _compiled(
+    planned: Sequence[Planned], num_jobs: int, limit_s: float
+) -> Iterator[tuple[int, Row]]:
     outcomes = each_in_a_child(
         compile_job,
         [each.job for each in planned],
@@ -131,15 +136,7 @@ def _compiled(planned: Sequence[Planned], num_jobs: int, limit_s: float) -> Iter
         preload=PRELOAD,
     )
     for index, outcome in outcomes:
-        yield _row(planned[index], outcome)
-
-
-def _row(planned: Planned, outcome: Outcome) -> Row:
-    return Row(planned, outcome.value, outcome.error, outcome.took_s)
-
-
-def _place(planned: Plan, row: Row) -> int:
-    return planned.planned.index(row.planned)
+        yield index, Row(planned[index], outcome.value, outcome.error, outcome.took_s)
 
 
 def _name(row: Row) -> str:

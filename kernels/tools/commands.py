@@ -22,6 +22,7 @@ BUDGETED = tuple(target.arch for target in TARGETS if not target.is_compile_only
 BREACHED = 1
 WRONG_USE = 2
 HUNG = 3
+TOLD_EVERY = 50  # kernels compiled
 TRIED_SIZES = (1 << 20, 64)  # of the ceilings where the command itself is tried
 
 
@@ -82,6 +83,7 @@ def _aot(parsed: argparse.Namespace) -> int:
         is_main_only=parsed.main,
         num_jobs=parsed.jobs,
         limit_s=parsed.limit_s,
+        on_progress=_told_every_so_often,
     )
     print(aot.shown(report))
     if parsed.json is not None:
@@ -90,6 +92,11 @@ def _aot(parsed: argparse.Namespace) -> int:
         print()
         _roofline(parsed)
     return 0 if report.is_good else BREACHED
+
+
+def _told_every_so_often(num_done: int, num_all: int) -> None:
+    if num_done % TOLD_EVERY == 0:
+        print(f"kernels: {num_done} of {num_all} compiled", file=sys.stderr, flush=True)
 
 
 def _roofline(parsed: argparse.Namespace) -> int:

@@ -290,6 +290,7 @@ def test_main_case_of_every_op_compiles_within_its_budget(tmp_path: Path) -> Non
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels: 50 of " in done.stderr
     rows = json.loads(file.read_text())["rows"]
     compiled = {(row["arch"], case.split("/")[0]) for row in rows for case in row["cases"]}
     ops = {op.name for op in OPS} - table.TORCH_OPS
