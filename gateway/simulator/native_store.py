@@ -34,7 +34,9 @@ class Host(Protocol):
 class Answer:
     """What goes back: an object as JSON, or bytes of JSON Lines. `is_lost`: the line goes dead."""
 
-    def __init__(self, value: Any = None, *, raw: bytes | None = None, is_lost: bool = False):
+    def __init__(
+        self, value: Any = None, *, raw: bytes | None = None, is_lost: bool = False
+    ) -> None:
         self.body = encode(value) if raw is None else raw
         self.content_type = _JSON if raw is None else _JSONL
         self.is_lost = is_lost
