@@ -7,11 +7,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lock bench aot wheel audit clean
+.PHONY: help setup run test check lock bench aot compare-vllm wheel audit clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on by run, test, bench and aot;'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on to most of them;'
 	@echo '  LITE=1 runs without a model of its own (300 MB less); TORCH="torch==..." chooses its build'
 
 setup: $(VENV)/.installed ## make .venv from the lock (run, test and check do it by themselves)
@@ -34,6 +34,9 @@ bench: setup ## measure the hot paths and print a table
 
 aot: setup ## compile every GPU kernel for every chip, no GPU needed, and hold it to its budget
 	@$(BIN)/python -m kernels aot $(ARGS)
+
+compare-vllm: $(VENV)/.runnable ## ask our server and vLLM's the same and print one table
+	@PYTHONPATH=. $(BIN)/python tests/bench/compare_vllm.py $(ARGS)
 
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation --outdir dist .

@@ -119,7 +119,7 @@ def processor_s(engine: Engine) -> float:
     return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
-def _model_at(address: Address) -> str:
+def model_at(address: Address) -> str:
     async def run() -> str:
         client = HttpClient(address)
         try:
@@ -139,7 +139,7 @@ def ours(model: Path, mode: str, threads: int, options: Sequence[str]) -> Iterat
         (*OUR_MODES[mode], "--threads", str(threads), "--no-prefix-cache", *options),
     )
     with running(command, port, os.environ) as child:
-        model_name = _model_at(child.address)
+        model_name = model_at(child.address)
         yield ServerEngine(f"ours {mode}", True, child.process_id, child.address, model_name)
 
 
@@ -162,7 +162,7 @@ def llama_cpp(
             False,
             child.process_id,
             child.address,
-            _model_at(child.address),
+            model_at(child.address),
             extra={"cache_prompt": False, "top_k": 1},
         )
 
