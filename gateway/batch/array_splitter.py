@@ -33,6 +33,7 @@ class ArraySplitter:
         self._gap_from = 0  # in the array: where the element before ended
         self._num_elements = 0
         self._is_in_array = False
+        self._root_end = -1  # in `_rest`, once the outermost object is whole
         self.is_found = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
@@ -70,8 +71,8 @@ class ArraySplitter:
 
     def _opened(self, token: bytes, at: int) -> None:
         depth = len(self._open)
-        if depth == 0 and token != b"{":
-            raise NotThatArray("the body must be a JSON object")
+        if depth == 0 and (token != b"{" or self._root_end >= 0 or self._rest[:at].strip()):
+            raise NotThatArray("the body must be a JSON object, and nothing beside it")
         if depth == 1 and token == b"[" and self._last_string == self._name:
             if self.is_found:
                 raise NotThatArray(f"{self._name.decode()} is given twice")
@@ -88,6 +89,8 @@ class ArraySplitter:
         if not self._open or bytes(self._open[-1:]) != (b"{" if token == b"}" else b"["):
             raise NotThatArray("the brackets of the JSON do not match")
         del self._open[-1]
+        if not self._open:
+            self._root_end = end
         if not self._is_in_array:
             return None
         if len(self._open) == 1:
@@ -110,7 +113,13 @@ class ArraySplitter:
     def _forget(self) -> None:
         """Drop what was looked at and is not part of an element or gap under way."""
         keep_from = self._scanned
-        if self._begin >= 0:
+        if not self._open and self._root_end < 0 and self._rest[:keep_from].strip():
+            raise NotThatArray("the body must be a JSON object, and nothing beside it")
+        if self._root_end >= 0:
+            if self._rest[self._root_end :].strip():
+                raise NotThatArray("something stands behind the end of the JSON object")
+            self._root_end = 0
+        elif self._begin >= 0:
             keep_from = self._begin
         elif self._is_in_array:
             keep_from = self._gap_from
