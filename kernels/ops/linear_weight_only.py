@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interface import INT4_BLOCK, Int4Weight, Int8Weight
+from kernels.interface import Int4Weight, Int8Weight
 from kernels.ops.launching import launch
 from kernels.ops.matmul_tiles import (
+    PIECE_K,
     add_parts,
     float_dot,
     load_along,
@@ -26,7 +27,8 @@ from kernels.ops.matmul_tiles import (
     tile_of,
 )
 
-BLOCK_K = 128
+BLOCK_K_MAX = 256
+INT4_BLOCK_K_MAX = 512
 
 
 @triton.jit
@@ -47,7 +49,7 @@ def _matmul_int8_weight(
     num_rows, num_out, num_in, part_k, plane, x_stride, out_stride, num_m, num_n,
     PARTS_A_PROGRAM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, GROUP_M: tl.constexpr, NUM_XCDS: tl.constexpr,
-    UP: tl.constexpr,
+    PIECE_K: tl.constexpr, UP: tl.constexpr,
 ):  # fmt: skip
     m, n, first = tile_of(num_m, num_n, GROUP_M, NUM_XCDS)
     row = tl.minimum(tl.arange(0, BLOCK_M), num_rows - 1 - m * BLOCK_M)
@@ -58,10 +60,11 @@ def _matmul_int8_weight(
     for part in range(first, first + PARTS_A_PROGRAM):
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for at in range(part * part_k, tl.minimum((part + 1) * part_k, num_in), BLOCK_K):
-            k = at + tl.arange(0, BLOCK_K)
-            w = load_down(columns, k, num_in, IS_EVEN).to(tl.float32)
-            w = exactly_as(w, x.dtype.element_ty)
-            total = float_dot(load_along(x_rows, k, num_in, IS_EVEN), w, total, UP)
+            for piece in tl.static_range(0, BLOCK_K, PIECE_K):
+                k = at + piece + tl.arange(0, PIECE_K)
+                w = load_down(columns, k, num_in, IS_EVEN).to(tl.float32)
+                w = exactly_as(w, x.dtype.element_ty)
+                total = float_dot(load_along(x_rows, k, num_in, IS_EVEN), w, total, UP)
         value += total
     store_tile(
         value, m, n, first, parts, out, None, scale, bias,
@@ -87,15 +90,20 @@ def _matmul_int4_weight(
     for part in range(first, first + PARTS_A_PROGRAM):
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         end = tl.minimum((part + 1) * part_bytes, num_bytes)
-        for block in range(part * part_bytes, end, 64):
-            for begin in tl.static_range(0, 64, BYTES):
-                packed = tl.load(columns + (block + begin + tl.arange(0, BYTES))[:, None])
+        for at in range(part * part_bytes, end, BLOCK_K // 2):
+            for piece in tl.static_range(0, BLOCK_K // 2, BYTES):
+                byte = at + piece + tl.arange(0, BYTES)
+                packed = load_down(columns, byte, num_bytes, IS_EVEN)
                 low = exactly_as((packed & 15).to(tl.float32) - 8.0, x.dtype.element_ty)
                 high = exactly_as((packed >> 4).to(tl.float32) - 8.0, x.dtype.element_ty)
-                k = block * 2 + begin + tl.arange(0, BYTES)
+                block = at * 2 + piece // 64 * 128
+                k = block + piece % 64 + tl.arange(0, BYTES)
                 low_x = load_along(x_rows, k, num_in, IS_EVEN)
                 high_x = load_along(x_rows, k + 64, num_in, IS_EVEN)
-                at_scale = scale + (block * 2 + begin) // GROUP_SIZE * num_out
+                # Steps may end behind the last block, where x is zero: any scale will do.
+                block = tl.minimum(block, num_bytes * 2 - 128)
+                group = (block + piece % 64) // GROUP_SIZE
+                at_scale = scale + group * num_out
                 sums = float_dot(low_x, low, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), UP)
                 if GROUP_SIZE < 128:
                     total += sums * tl.load(at_scale).to(tl.float32)[None, :]
@@ -126,7 +134,10 @@ def linear_weight_only(
     num_rows, num_in, num_out = x.shape[0], weight.in_features, weight.out_features
     is_int4 = isinstance(weight, Int4Weight)
     name = f"int4 {weight.group_size}" if isinstance(weight, Int4Weight) else "int8"
-    tiles = plan(f"linear_weight_only {name}", num_rows, num_out, num_in, block_k=BLOCK_K)
+    tiles = plan(
+        f"linear_weight_only {name}", num_rows, num_out, num_in,
+        block_k_max=INT4_BLOCK_K_MAX if is_int4 else BLOCK_K_MAX, input_bytes=x.itemsize,
+    )  # fmt: skip
     parts = new_parts(tiles, result) if tiles.is_parted else None
     arguments = {
         "x": x, "bias": bias, "out": result, "parts": parts,
@@ -139,12 +150,12 @@ def linear_weight_only(
             _matmul_int4_weight, tiles.grid, tiles.config, **arguments,
             weight=weight.packed, num_bytes=weight.packed.shape[1], part_bytes=tiles.part_k // 2,
             GROUP_SIZE=weight.group_size, BYTES=min(weight.group_size, 64),
-            IS_EVEN=num_in % INT4_BLOCK == 0,
+            IS_EVEN=num_in % tiles.sizes["BLOCK_K"] == 0,
         )  # fmt: skip
     else:
         launch(
             _matmul_int8_weight, tiles.grid, tiles.config, **arguments,
-            weight=weight.qweight, part_k=tiles.part_k,
+            weight=weight.qweight, part_k=tiles.part_k, PIECE_K=PIECE_K,
             IS_EVEN=num_in % tiles.sizes["BLOCK_K"] == 0,
         )  # fmt: skip
     if parts is not None:

@@ -161,7 +161,8 @@ def markov_pick(
 
 def _plan(num_rows: int, num_out: int, num_in: int) -> tuple[dict[str, int], Config]:
     rows = int(triton.next_power_of_2(max(num_rows, 1)))
-    block_k = min(256, max(32, int(triton.next_power_of_2(num_in))))
+    widest = 256 if rows <= BLOCK_M_MIN else 128
+    block_k = min(widest, max(32, int(triton.next_power_of_2(num_in))))
     tile = tuned(
         "markov_pick", f"{num_out}x{num_in} {rows} rows",
         {"block_m": min(max(rows, BLOCK_M_MIN), SKINNY_ROWS_MAX), "block_n": 128,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.ops.launching import launch
 from kernels.ops.matmul_tiles import (
-    SKINNY_ROWS_MAX,
+    PIECE_K,
     Tiles,
     add_parts,
     float_dot,
@@ -21,6 +21,7 @@ from kernels.ops.matmul_tiles import (
     tile_of,
 )
 
+BLOCK_K_MAX = 256
 INT32_IN_MAX = (2**31 - 1) // (127 * 127)  # longer sums of int8 products might not fit
 
 
@@ -91,7 +92,7 @@ def _matmul_fp8(
     num_rows, num_out, num_in, part_k, plane, out_stride, num_m, num_n,
     PARTS_A_PROGRAM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, GROUP_M: tl.constexpr, NUM_XCDS: tl.constexpr,
-    UP: tl.constexpr,
+    PIECE_K: tl.constexpr, UP: tl.constexpr,
 ):  # fmt: skip
     m, n, first = tile_of(num_m, num_n, GROUP_M, NUM_XCDS)
     row = tl.minimum(tl.arange(0, BLOCK_M), num_rows - 1 - m * BLOCK_M)
@@ -104,9 +105,10 @@ def _matmul_fp8(
     for part in range(first, first + PARTS_A_PROGRAM):
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for at in range(part * part_k, tl.minimum((part + 1) * part_k, num_in), BLOCK_K):
-            k = at + tl.arange(0, BLOCK_K)
-            w = load_down(columns, k, num_in, IS_EVEN)
-            total = float_dot(load_along(x_rows, k, num_in, IS_EVEN), w, total, UP)
+            for piece in tl.static_range(0, BLOCK_K, PIECE_K):
+                k = at + piece + tl.arange(0, PIECE_K)
+                w = load_down(columns, k, num_in, IS_EVEN)
+                total = float_dot(load_along(x_rows, k, num_in, IS_EVEN), w, total, UP)
         value += total
     store_tile(
         value, m, n, first, parts, out, x_scale, weight_scale, bias,
@@ -133,8 +135,9 @@ def matmul_int8(
             f"an int8 product over {num_in} inputs may not fit into int32; at most {INT32_IN_MAX}"
         )
     op = "linear_int8" if num_digits == 2 else "linear_int8_w8a8"
-    block_k = 256 if num_rows <= SKINNY_ROWS_MAX else 128
-    tiles = plan(op, num_rows, weight.shape[0], num_in, block_k=block_k)
+    tiles = plan(
+        op, num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX, input_bytes=num_digits
+    )
     parts = new_parts(tiles, out, num_digits=num_digits, is_int=True) if tiles.is_parted else None
     # Integer sums have no order: one program takes all of K as one part.
     part_k = num_in if tiles.is_serial else tiles.part_k
@@ -159,12 +162,14 @@ def matmul_fp8(
 ) -> Tensor:
     """(Σ x · weight) · x_scale · weight_scale + bias, summed in float32, [R, N] into `out`."""
     num_rows, num_in = x.shape
-    tiles = plan("linear_fp8", num_rows, weight.shape[0], num_in, block_k=128)
+    tiles = plan(
+        "linear_fp8", num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX, input_bytes=1
+    )
     parts = new_parts(tiles, out) if tiles.is_parted else None
     launch(
         _matmul_fp8, tiles.grid, tiles.config, **_arguments(x, weight, tiles, out),
         x_scale=x_scale, weight_scale=weight_scale, bias=bias, parts=parts,
-        num_in=num_in, part_k=tiles.part_k, PARTS_A_PROGRAM=tiles.parts_a_program,
+        num_in=num_in, part_k=tiles.part_k, PARTS_A_PROGRAM=tiles.parts_a_program, PIECE_K=PIECE_K,
     )  # fmt: skip
     if parts is not None:
         add_parts(parts, out, row_scale=x_scale, column_scale=weight_scale, bias=bias)

@@ -25,7 +25,8 @@ SKINNY_BLOCK_N = 64
 LARGE_TILES = ((128, 128), (128, 64), (64, 64))
 ROWS_TUNED_MAX = 4096  # larger batches are tuned as this one
 NUM_PARTS_MAX = 8  # each part costs a float32 written and read an output
-BLOCKS_A_PART_MIN = 2
+PIECE_K = 128
+X_TILE_BYTES_MAX = 32 * 1024  # half of what a compute unit of CDNA 3 holds
 GROUP_M = 8  # row tiles that walk over the weight together and find it in the cache
 REDUCED_BLOCK = 1024
 
@@ -56,12 +57,21 @@ class Tiles:
         return self.num_parts > 1 and not self.is_serial
 
 
-def plan(op: str, num_rows: int, num_out: int, num_in: int, *, block_k: int) -> Tiles:
-    """Tiles for x [R, K] and a weight [N, K], read in steps of `block_k` (the default)."""
+def plan(
+    op: str, num_rows: int, num_out: int, num_in: int, *, block_k_max: int, input_bytes: int
+) -> Tiles:
+    """Tiles for x [R, K], `input_bytes` an input, and a weight [N, K]. A skinny batch reads the
+    weight in steps of up to `block_k_max` inputs, since what is under way hides the memory's delay;
+    others in steps of PIECE_K, which longer steps are made of too.
+    """
+    block_k = block_k_max
+    while block_k > PIECE_K and num_in % block_k:
+        block_k //= 2
     sums = tuned(
         op, f"{num_out}x{num_in}",
         {"block_k": block_k, "num_parts": _num_parts(num_out, num_in, block_k)},
     )  # fmt: skip
+    is_skinny = num_rows <= SKINNY_ROWS_MAX
     rows = min(max(int(triton.next_power_of_2(max(num_rows, 1))), BLOCK_M_MIN), ROWS_TUNED_MAX)
     block_m, block_n = _tile(num_rows, rows, num_out)
     tile = tuned(
@@ -69,16 +79,20 @@ def plan(op: str, num_rows: int, num_out: int, num_in: int, *, block_k: int) -> 
         {"block_m": block_m, "block_n": block_n, "num_warps": 4 if block_m * block_n <= 4096 else 8,
          "num_stages": 2, "waves_per_eu": 0},
     )  # fmt: skip
+    step = PIECE_K
+    if is_skinny:
+        step = max(PIECE_K, min(sums["block_k"], X_TILE_BYTES_MAX // (rows * input_bytes)))
     num_blocks = triton.cdiv(num_in, sums["block_k"])
-    blocks_a_part = triton.cdiv(num_blocks, sums["num_parts"])
+    # Rounded down: rather a part more than a compute unit without one.
+    blocks_a_part = max(num_blocks // sums["num_parts"], triton.cdiv(num_blocks, NUM_PARTS_MAX), 1)
     return Tiles(
         num_m=triton.cdiv(num_rows, tile["block_m"]),
         num_n=triton.cdiv(num_out, tile["block_n"]),
         num_parts=triton.cdiv(num_blocks, blocks_a_part),
         part_k=blocks_a_part * sums["block_k"],
-        is_serial=num_rows > SKINNY_ROWS_MAX,
+        is_serial=not is_skinny,
         sizes={
-            "BLOCK_M": tile["block_m"], "BLOCK_N": tile["block_n"], "BLOCK_K": sums["block_k"],
+            "BLOCK_M": tile["block_m"], "BLOCK_N": tile["block_n"], "BLOCK_K": step,
         },
         config=Config(
             tile["num_warps"], tile["num_stages"], tile["waves_per_eu"], nonkdim=NONKDIM
@@ -101,8 +115,7 @@ def _num_parts(num_out: int, num_in: int, block_k: int) -> int:
     """So many that a skinny batch gives every compute unit a tile."""
     num_tiles = triton.cdiv(num_out, SKINNY_BLOCK_N)
     wanted = int(triton.cdiv(current_target().num_cus, num_tiles))
-    largest = max(1, int(triton.cdiv(num_in, block_k)) // BLOCKS_A_PART_MIN)
-    return min(wanted, largest, NUM_PARTS_MAX)
+    return min(wanted, int(triton.cdiv(num_in, block_k)), NUM_PARTS_MAX)
 
 
 def rows_of(x: Tensor) -> Tensor:
