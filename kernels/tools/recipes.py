@@ -101,15 +101,16 @@ def has_caches(case: Case) -> bool:
 def launches_of(recipe: Recipe) -> list[Launch]:
     """What the op would start. Raises whatever the op or the case raises."""
     case, function = table.find(recipe.op, recipe.case), table.function(recipe.op)
+    call = call_of(case, recipe)
     with recording(recipe.arch) as launches:
-        call = call_of(case, recipe)
         function(*call.args, **call.kwargs)
     return launches
 
 
 def call_of(case: Case, recipe: Recipe) -> Call:
-    """Call it while recording: a case may look at the target."""
-    call = case.make(Maker("meta"), getattr(torch, recipe.dtype))
+    """As on the recipe's chip: a case may look at what it is made for."""
+    with recording(recipe.arch):
+        call = case.make(Maker("meta"), getattr(torch, recipe.dtype))
     return with_large_caches(recipe.op, call) if recipe.is_large else call
 
 

@@ -115,8 +115,9 @@ def _case_rows(archs: Sequence[str], ops: Sequence[str]) -> Iterator[list[str]]:
             name = str(dtype).removeprefix("torch.")
             times, bounds, shown = [], [], ["-", "-"]
             for arch in archs:
+                call = call_of(case, Recipe(case.op, case.name, name, arch))
                 with recording(arch):
-                    work = case.work(call_of(case, Recipe(case.op, case.name, name, arch)))
+                    work = case.work(call)
                 found = _limit_or_none(work, find(arch))
                 shown = [short(work.num_bytes / 1e6), short(work.num_flops / 1e9)]
                 times.append("-" if found is None else short(found.time_s * 1e6))

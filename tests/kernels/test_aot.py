@@ -234,6 +234,14 @@ def test_waves_are_asked_of_decode_and_verify_by_the_head(monkeypatch: pytest.Mo
     assert asked(256, 128) == 0.0  # a prompt
 
 
+def test_every_case_of_decode_and_verify_has_waves_asked_of_it() -> None:
+    """In every type: a case may make its cache in the chip's own fp8, so it must know the chip."""
+    found = {each: waves_min(each, BUDGET) for each in recipes(BUDGETED, ops=["paged_attention"])}
+
+    assert {0.0, 1.0, 3.0} == set(found.values())
+    assert all(waves for each, waves in found.items() if "decode" in each.case)
+
+
 def test_chips_that_are_compiled_for_only_have_no_budget() -> None:
     recipe = main_recipe("paged_attention", "gfx1201")
     measured = Measured(recipe, "attention_part", replace(GOOD, vgpr_spills=99))
