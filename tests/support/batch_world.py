@@ -129,7 +129,9 @@ class BatchWorld:
             if row["state"] != "settled" or row["failure"] == "client_gone":
                 continue
             billed = row["cost_nanos"] + corrected.get(row["attempt_id"], 0)
-            line = lines.get(invoice_id(row["attempt_id"]))
+            line = next(
+                (lines[each] for each in invoice_ids(row["attempt_id"]) if each in lines), None
+            )
             if row["is_estimated"] and row["attempt_id"] not in corrected:
                 assert may_be_estimated, row
                 continue
@@ -137,12 +139,12 @@ class BatchWorld:
             assert billed == line.cost_nanos, (row, line)
 
 
-def invoice_id(attempt_id: str) -> str:
-    """As a provider's invoice names an attempt: a native line goes by its custom_id."""
+def invoice_ids(attempt_id: str) -> tuple[str, ...]:
+    """As a provider's invoice may name an attempt: a native line goes by its custom_id."""
     if not attempt_id.startswith("att_nb_"):
-        return attempt_id
+        return (attempt_id,)
     native_id, _, line_no = attempt_id.removeprefix("att_").rpartition("_")
-    return f"{native_id}:{line_no}"
+    return f"{native_id}:{line_no}", f"{native_id}-{line_no}"  # Anthropic takes no colon
 
 
 def chat_line(custom_id: str, model: str, text: str, **fields: Any) -> dict[str, Any]:
