@@ -51,7 +51,6 @@ __all__ = [
 
 RECOVERY_S = 30.0  # p95 of one line at once, where nothing was learned
 SAVING_TO_MOVE = 0.05
-OVERDUE_SHARE = 0.5  # a native batch is overdue when so many of its lane's were back by its age
 
 
 class _Option(msgspec.Struct, frozen=True):
@@ -131,7 +130,7 @@ class _Planning:
         options = self._options(group, lanes, reserve, must_run=must_run)
         if current is not None and not must_run:
             stay = self._native(group, current, reserve)
-            others = self._elsewhere(group, current, options)
+            others = [option for option in options if option.lane is not current]
             if stay is not None and not self._is_worth_moving(group, others, stay):
                 self._allocate(group, stay, group.count)
                 return
@@ -203,19 +202,6 @@ class _Planning:
         if has_refuge:
             finish_s = min(finish_s, group.deadline_at_s)
         return _Option(expected, start_s, lane, None, cost, finish_s)
-
-    def _elsewhere(
-        self, group: LineGroup, current: Lane, options: Sequence[_Option]
-    ) -> list[_Option]:
-        """Where a running batch could go: another provider's only once it is long overdue."""
-        age_s = self._now_s - (self._now_s if group.since_s is None else group.since_s)
-        p50_s, p95_s = current.offer.turnaround_p50_s, current.offer.turnaround_p95_s
-        is_overdue = share_done(p50_s, p95_s, age_s) > OVERDUE_SHARE
-        return [
-            option
-            for option in options
-            if option.lane is not current and (is_overdue or not option.lane.is_native)
-        ]
 
     def _is_worth_moving(self, group: LineGroup, options: Sequence[_Option], stay: _Option) -> bool:
         """Whether all its lines elsewhere, with what the move wastes, cost clearly less."""

@@ -81,12 +81,16 @@ class Turnaround:
         return self._closed_until_s
 
     def quantiles(self, running_for_s: tuple[float, ...] = ()) -> tuple[float, float]:
-        """(p50, p95) in seconds; `running_for_s`: ages of the batches that are under way."""
+        """
+        (p50, p95) in seconds; `running_for_s`: ages of the batches that are under way.
+
+        Only the oldest counts: what stands in the same queue tells the same.
+        """
         every = self._every
         if running_for_s:
-            every, learned = every.copy(), self._ended.normal()
-            for age_s in running_for_s:
-                every.add(_beyond(log(max(SHORTEST_S, age_s)), *learned), 1.0)
+            oldest = log(max(SHORTEST_S, *running_for_s))
+            every = every.copy()
+            every.add(_beyond(oldest, *self._ended.normal()), 1.0)
         mean, spread = every.normal()
         return exp(mean), exp(mean + Z_P95 * spread)
 

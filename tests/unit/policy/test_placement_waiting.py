@@ -132,12 +132,12 @@ def test_what_a_move_wastes_counts_against_it() -> None:
     assert _where(place([lines], offers, 60.0)) == [("a#native", 1_000)]
 
 
-def test_a_batch_is_taken_to_another_provider_only_once_it_is_overdue() -> None:
+def test_a_batch_is_taken_to_another_provider_once_it_is_long_overdue() -> None:
     learned = {"turnaround_p50_s": 600.0, "turnaround_p95_s": 7_200.0}
     offers = [at_once("a", 1.0, 10.0), native("a", 0.5, **learned), native("b", 0.5, **learned)]
     lines = _running(1_000, 2.0 * HOUR_S)
 
-    early = place([lines], offers, 590.0)
+    early = place([lines], offers, 300.0)
     overdue = place([lines], offers, 3_600.0)
 
     assert _where(early) == [("a#native", 1_000)]

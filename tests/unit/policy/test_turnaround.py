@@ -43,6 +43,7 @@ def test_a_batch_that_still_runs_counts_as_slow_only_when_it_is() -> None:
     p95_s = known.quantiles()[1]
 
     assert known.quantiles((8 * HOUR_S,))[1] > 1.5 * p95_s
+    assert known.quantiles((8 * HOUR_S, 60.0, 60.0)) == known.quantiles((8 * HOUR_S,))
     assert known.quantiles((1.0,))[1] < 1.05 * p95_s
 
 
