@@ -25,7 +25,6 @@ import triton.language as tl
 from kernels.ops.blocks import neighbours_together
 
 GATE_MIN = tl.constexpr(-128.0)  # exp of it is 0 in float32; sums of infinities would be NaN
-PRECISION = tl.constexpr("ieee")
 
 
 @triton.jit
@@ -44,7 +43,7 @@ def kept_between(gates, CHUNK: tl.constexpr) -> Any:
 
 
 @triton.jit
-def inverse_of(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr) -> Any:
+def inverse_of(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> Any:
     """(I + lower)⁻¹ of a strictly lower triangular [CHUNK, CHUNK]; CHUNK is 2 ** LEVELS.
 
     From the inverses T of the diagonal's blocks to those of blocks twice as large: the new corner
@@ -70,7 +69,7 @@ def chunk_parts(
     q_sequence_stride, q_row_stride, q_head_stride, k_sequence_stride, k_row_stride,
     k_head_stride, v_sequence_stride, v_row_stride, v_head_stride, D: tl.constexpr,
     DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    LEVELS: tl.constexpr, PART: tl.constexpr,
+    LEVELS: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """Of one chunk of one head, u = `from_rows` - `from_state` · S: both, and the scores of q."""
     head, chunk = tl.program_id(0), tl.program_id(1)
@@ -103,7 +102,7 @@ def chunk_parts(
     at = chunk_at * CHUNK * CHUNK + place[:, None] * CHUNK + place[None, :]
     tl.store(scores + at, found)
     pairs = tl.where(place[:, None] > place[None, :], pairs * kept * strengths[:, None], 0.0)
-    inverse = inverse_of(pairs, CHUNK, LEVELS)
+    inverse = inverse_of(pairs, CHUNK, LEVELS, PRECISION)
 
     faded = strengths * tl.exp(tl.cumsum(gates, axis=0))
     for first in range(0, BLOCK_D, PART):
@@ -129,6 +128,7 @@ def chunk_scan(
     k_head_stride, out_sequence_stride, out_row_stride, out_head_stride, state_stride,
     state_out_stride, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, NUM_XCDS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:  # fmt: skip
     """`WIDTH` columns of one head's state, through all chunks of its sequence."""
     # Programs of one head read the same keys and queries.

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.ops.configs import tuned
 from kernels.ops.delta_chunks import chunk_parts, chunk_scan
 from kernels.ops.launching import Config, current_target, launch
+from kernels.targets import Target
 
 HEAD_MAX = 256  # columns of a state held in registers
 CHUNK = 64
@@ -76,8 +77,8 @@ def gated_delta(
     """(results [S, Q, heads, Dv] in v's dtype, state after the last row or after every row), as the
     reference's (Yang et al., 2024, "Gated Delta Networks").
 
-    From CHUNKED_ROWS_MIN rows on it goes by chunks, unless every row's state is wanted. Raises
-    ValueError for heads wider than HEAD_MAX.
+    From CHUNKED_ROWS_MIN rows on it goes by chunks, unless every row's state is wanted, or the GPU
+    multiplies no float32 matrices (RDNA). Raises ValueError for heads wider than HEAD_MAX.
     """
     if max(q.shape[3], v.shape[3]) > HEAD_MAX:
         raise ValueError(
@@ -97,7 +98,7 @@ def gated_delta(
             if _is_packed(state_out, 3)
             else torch.empty_like(state_out, memory_format=torch.contiguous_format)
         )
-    if q.shape[1] >= CHUNKED_ROWS_MIN and not is_every:
+    if q.shape[1] >= CHUNKED_ROWS_MIN and not is_every and _precision(current_target()):
         _by_chunks((q, k, v, gate, beta, state), scale, results, last)
     else:
         _by_rows((q, k, v, gate, beta, state), scale, results, last)
@@ -147,6 +148,7 @@ def _by_chunks(given: tuple[Tensor, ...], scale: float, out: Tensor, state_out: 
         "q": q, "k": k, "gate": gate, "from_state": from_state, "from_rows": from_rows,
         "scores": scores, "scale": scale, "num_rows": num_rows, "num_heads": num_heads,
         "D": d, "DV": dv, "BLOCK_D": block_d, "BLOCK_V": block_v, "CHUNK": CHUNK,
+        "PRECISION": _precision(current_target()),
         **_strides("q", q), **_strides("k", k),
     }  # fmt: skip
     launch(
@@ -161,6 +163,15 @@ def _by_chunks(given: tuple[Tensor, ...], scale: float, out: Tensor, state_out: 
         state_stride=state.stride(0), state_out_stride=state_out.stride(0), WIDTH=width,
         NUM_XCDS=current_target().num_xcds, **shared,
     )  # fmt: skip
+
+
+def _precision(target: Target) -> str:
+    """How Triton multiplies float32 matrices on matrix units without losing digits: CDNA's take
+    them as they are, NVIDIA's in three products of TF32. Empty where none do.
+    """
+    if not target.is_hip:
+        return "tf32x3"
+    return "ieee" if target.warp_size == 64 else ""
 
 
 def _strides(name: str, tensor: Tensor) -> dict[str, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import kernels.ops.gated_delta as module
 from kernels.ops.gated_delta import CHUNKED_ROWS_MIN, HEAD_MAX, gated_delta
+from kernels.targets import find
 
 Q = CHUNKED_ROWS_MIN + 9  # one whole chunk, and a part of one
 NAMES = ("q", "k", "v", "gate", "beta", "state")
@@ -68,6 +69,16 @@ def test_the_number_of_rows_chooses_the_way(launched: list[str]) -> None:
     assert launched == ["delta_rows"]
     Given(CHUNKED_ROWS_MIN).check()
     assert launched == ["delta_rows", "chunk_parts", "chunk_scan"]
+
+
+def test_a_gpu_without_float32_matrix_units_goes_row_by_row(
+    launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "current_target", lambda: find("gfx1201"))
+
+    Given().check()
+
+    assert launched == ["delta_rows"]
 
 
 def test_every_rows_state_is_given_however_many_rows(launched: list[str]) -> None:
