@@ -34,7 +34,9 @@ def rope_kv_write(
     num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     num_rotated = num_heads + num_kv_heads
     heads = qkv.view(-1, num_rotated + num_kv_heads, head_dim)
-    turned = heads[:, :num_rotated].float()
+    # Norms are written into it, and float32 would be the caller's own memory.
+    has_norm = q_norm is not None or k_norm is not None
+    turned = heads[:, :num_rotated].to(torch.float32, copy=has_norm)
     if q_norm is not None:
         normed = torch.rms_norm(turned[:, :num_heads], (head_dim,), q_norm.float(), eps)
         turned[:, :num_heads] = normed

@@ -80,6 +80,7 @@ def test_queries_and_cache_are_those_of_float64(
     ops: Ops, dtype: torch.dtype, rotary_dim: int, is_interleaved: bool, is_normed: bool
 ) -> None:
     case = Case(dtype)
+    given_qkv = case.qkv.clone()
     q_norm, k_norm = case.norms if is_normed else (None, None)
 
     got = ops.rope_kv_write(
@@ -99,6 +100,7 @@ def test_queries_and_cache_are_those_of_float64(
     assert torch.equal(case.written(case.caches[1]), case.v)
     for cache in case.caches:
         assert case.untouched(cache).unique().tolist() == [5.0]
+    assert torch.equal(case.qkv, given_qkv)
 
 
 def test_queries_are_written_where_they_are_wanted(ops: Ops) -> None:
