@@ -26,7 +26,11 @@ _LINES_EPSILON = 1e-3
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """What the reference pays for lines answered in time, and which jobs it keeps."""
+    """
+    What the reference pays for lines answered in time, and which jobs it keeps.
+
+    Where not all fit, as few lines as can be are late; whose they are is one choice of several.
+    """
 
     cost_nanos: float
     late_lines: dict[str, float]  # job → lines that cannot be answered in time at any price
