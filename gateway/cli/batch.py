@@ -19,7 +19,7 @@ WATCH_S = 1.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 _url = click.option(
     "--url",
-    default="http://127.0.0.1:8080",
+    default="http://127.0.0.1:8000",
     show_default=True,
     envvar="LOOPROUTER_URL",
     help="Of the gateway.",
