@@ -51,8 +51,7 @@ def attention_part(
         query_len, window, MASK, HAS_WINDOW,
     )  # fmt: skip
     first, last = _tiles_of(split, num_splits, begin, stop, TILE)
-    table = block_tables + sequence * table_width
-    own_bits = mask_bits
+    table, own_bits = block_tables + sequence * table_width, mask_bits
     row_bits, places = steps, start + steps
     if MASK == BITS:
         own_bits += sequence * query_len
@@ -66,8 +65,7 @@ def attention_part(
     if UP:
         queries = queries.to(tl.float32)
     factor = scale * _head_scale(k_scale, kv_head * k_scale_stride)
-    top = tl.full((BLOCK_M,), LOWEST, tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    top, total = tl.full((BLOCK_M,), LOWEST, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for tile in range(first, last):
         keys = tile * TILE + tl.arange(0, TILE)
@@ -95,8 +93,8 @@ def attention_part(
     else:
         sums /= tl.where(total > 0.0, total, 1.0)[:, None]
         at = (sequence * query_len + steps) * out_row_stride + heads * out_head_stride
-        at = at[:, None] + columns[None, :]
-        tl.store(out + at, sums.to(out.dtype.element_ty), mask=is_used)
+        sums = sums.to(out.dtype.element_ty)
+        tl.store(out + (at[:, None] + columns[None, :]), sums, mask=is_used)
 
 
 @triton.jit

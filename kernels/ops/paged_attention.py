@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.interface import MaskKind
 from kernels.ops.attention_kernels import attention_part, attention_sum
-from kernels.ops.attention_plan import HEAD_DIM_MAX, Sizes, plan
+from kernels.ops.attention_plan import HEAD_DIM_MAX, Plan, Sizes, plan
 from kernels.ops.blocks import head_stride, power_of_two
 from kernels.ops.launching import (
     BUFFER_BYTES_MAX,
@@ -53,24 +53,18 @@ def paged_attention(
     shapes that have no kernel.
     """
     _check_mask(mask, mask_bits, query_len)
-    _check_shapes(q, k_cache, v_cache)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    _check_shapes(q, k_cache, v_cache, out)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     # A row's heads need not be neighbours, the entries of a head must.
     q = q if q.stride(2) == 1 else q.contiguous()
-    if out.stride(2) != 1:
-        raise ValueError(f"out has the strides {out.stride()}; a head's entries must be neighbours")
     num_kv_heads, page, head_dim = k_cache.shape[1:]
     num_keys = block_tables.shape[1] * page
     sizes = Sizes(
-        num_sequences=block_tables.shape[0],
-        query_len=query_len,
-        num_heads=q.shape[1],
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        itemsize=q.itemsize,
+        num_sequences=block_tables.shape[0], query_len=query_len, num_heads=q.shape[1],
+        num_kv_heads=num_kv_heads, head_dim=head_dim, itemsize=q.itemsize,
         num_keys_max=min(num_keys, window + query_len) if window > 0 else num_keys,
         has_tree_window=mask == "bits" and window > 0,
-    )
+    )  # fmt: skip
     cut = plan(sizes, num_splits)
     num_parts = q.shape[0] * q.shape[1] * cut.num_splits if cut.num_splits > 1 else 0
     parts = torch.empty((num_parts, head_dim), dtype=torch.float32, device=q.device)
@@ -95,16 +89,21 @@ def paged_attention(
         NUM_XCDS=current_target().num_xcds, UP=IS_INTERPRETED,
     )  # fmt: skip
     if num_parts:
-        launch(
-            attention_sum,
-            (q.shape[0] * q.shape[1],),
-            Config(num_warps=1 if head_dim <= 128 else 4, num_stages=1),
-            parts=parts, stats=stats, out=out, num_splits=cut.num_splits,
-            out_row_stride=out.stride(0), out_head_stride=out.stride(1), NUM_HEADS=q.shape[1],
-            HEAD=head_dim, BLOCK_D=cut.block_d, SPLITS=power_of_two(cut.num_splits),
-            AT_ONCE=min(SPLITS_AT_ONCE, power_of_two(cut.num_splits)),
-        )  # fmt: skip
+        _sum_splits(parts, stats, out, cut)
     return out
+
+
+def _sum_splits(parts: Tensor, stats: Tensor, out: Tensor, cut: Plan) -> None:
+    num_rows, num_heads, head_dim = out.shape
+    num_splits = power_of_two(cut.num_splits)
+    launch(
+        attention_sum,
+        (num_rows * num_heads,),
+        Config(num_warps=1 if head_dim <= 128 else 4, num_stages=1),
+        parts=parts, stats=stats, out=out, num_splits=cut.num_splits, out_row_stride=out.stride(0),
+        out_head_stride=out.stride(1), NUM_HEADS=num_heads, HEAD=head_dim, BLOCK_D=cut.block_d,
+        SPLITS=num_splits, AT_ONCE=min(SPLITS_AT_ONCE, num_splits),
+    )  # fmt: skip
 
 
 def _check_mask(mask: str, mask_bits: Tensor | None, query_len: int) -> None:
@@ -118,7 +117,7 @@ def _check_mask(mask: str, mask_bits: Tensor | None, query_len: int) -> None:
         )
 
 
-def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None) -> None:
     num_kv_heads, page, head_dim = k_cache.shape[1:]
     if page not in PAGES or head_dim > HEAD_DIM_MAX:
         raise ValueError(
@@ -132,3 +131,5 @@ def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         )
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the cache's keys and values must be contiguous, each for itself")
+    if out is not None and out.stride(2) != 1:
+        raise ValueError(f"out has the strides {out.stride()}; a head's entries must be neighbours")

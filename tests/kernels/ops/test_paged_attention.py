@@ -97,6 +97,18 @@ def test_number_of_splits_does_not_change_the_result() -> None:
         )
 
 
+@pytest.mark.parametrize("page", [8, 64])
+def test_pool_beyond_32_bits_is_read_by_wide_offsets(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    call = made(replace(SMALL, context_lens=(70,), page=page, num_splits=1))
+    want = paged_attention(*call.args, **call.kwargs).clone()
+    monkeypatch.setattr(op, "BUFFER_BYTES_MAX", call.args[1].nbytes - 1)
+
+    assert torch.equal(paged_attention(*call.args, **call.kwargs), want)
+    assert [each["IS_WIDE"] for each in launches.given] == [False, True]
+
+
 def test_rows_behind_the_context_are_those_of_the_reference() -> None:
     # A chunk of 5 with 3 real rows: the last two stand behind the end.
     call = made(replace(SMALL, context_lens=(43,), num_splits=1))
