@@ -168,7 +168,7 @@ class AnthropicForm:
         num_lines: int,
         known_ids: Collection[str] = (),
     ) -> Found:
-        """Of the batches of that age and number, the one whose results bear our name.
+        """Of the batches of that age and no more lines, the one whose results bear our name.
 
         Until such a batch has ended it cannot be told whether it is ours.
         """
@@ -212,7 +212,8 @@ class AnthropicForm:
 
 def _may_be(batch: _Batch, submitted_at_s: float, num_lines: int) -> bool:
     created_at_s = instant(batch.created_at)
-    if batch.request_counts.total != num_lines or created_at_s is None:
+    is_too_large = 0 < num_lines < batch.request_counts.total
+    if is_too_large or created_at_s is None:
         return False
     return -CLOCK_SLACK_S <= created_at_s - submitted_at_s <= FIND_S + CLOCK_SLACK_S
 

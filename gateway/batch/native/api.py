@@ -218,6 +218,7 @@ class NativeBatchApi(Protocol):
     ) -> Found:
         """The batch submitted under that name at about that Unix second, if there is one.
 
+        `num_lines`: it has at most so many (some may have been left out on the way); 0 = unknown.
         `known_ids`: the provider's ids of our other batches. Where the provider keeps no name of
         ours, number and age tell, then the results.
         """

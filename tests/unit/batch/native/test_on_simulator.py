@@ -141,11 +141,13 @@ async def test_lost_submission_is_found_again_and_not_made_twice(
     other = await api.submit("nb_2", _each(_lines(5, "nb_2")))
     await _ended(api, other.batch_id)
     found = await api.find("nb_1", submitted_at_s=now_s, num_lines=5)
+    again = await api.find("nb_1", submitted_at_s=now_s, num_lines=0)  # when that is not known
     never = await api.find("nb_3", submitted_at_s=now_s - 3_600.0, num_lines=5)
 
     assert caught.value.is_lost
     assert found.status is not None
     assert found.status.batch_id != other.batch_id
+    assert again.status == found.status
     assert never.status is None
     results = await _results(api, found.status.batch_id)
     assert results.keys() == {f"nb_1:{n}" for n in range(1, 6)}
