@@ -63,7 +63,8 @@ def inverse_of(lower, CHUNK: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.c
     return inverse
 
 
-@triton.jit
+# Prompts of other lengths must not make new kernels.
+@triton.jit(do_not_specialize=["num_rows"])
 def chunk_parts(
     q, k, v, gate, beta, from_state, from_rows, scores, scale, num_rows, num_heads,
     q_sequence_stride, q_row_stride, q_head_stride, k_sequence_stride, k_row_stride,
@@ -121,7 +122,7 @@ def chunk_parts(
         tl.store(from_rows + at, part)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_chunks"])
 def chunk_scan(
     q, k, gate, from_state, from_rows, scores, state, out, state_out, scale, num_rows, num_heads,
     num_chunks, q_sequence_stride, q_row_stride, q_head_stride, k_sequence_stride, k_row_stride,

@@ -15,7 +15,7 @@ WIDTH_MAX = 65536  # a row is held in registers
 TILE = 2048  # values a program takes of narrow rows together
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def norm_rows(
     x, weight, residual, out, sum_out, eps, num_rows, width, x_stride, residual_stride,
     out_stride, sum_stride, IS_ZERO_CENTRED: tl.constexpr, ROWS: tl.constexpr,

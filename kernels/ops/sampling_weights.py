@@ -4,6 +4,10 @@ A weight means what it means in `kernels.reference.sample`: exp((logit - largest
 float64, rounded to even. Sums of integers do not depend on their order, so a row may be split over
 any number of programs. Only exp itself may differ in its last bit between devices, which moves a
 weight by 1 at most.
+
+Float64 runs at half of float32's peak on CDNA 3 and on NVIDIA's data-centre GPUs. By its count of
+instructions (not measured) a float32 logit's weight costs about twice its reading on an MI300X; on
+RDNA float64 is many times slower, and the tokens are the same.
 """
 
 from __future__ import annotations
