@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from backend.cli.environment import Environment
 from backend.cli.serve import check_installed, check_reach, engine_config, serve
-from backend.config import DType, EngineConfig, Quantization
+from backend.config import DType, EngineConfig, KernelChoice, Quantization
 from backend.errors import SetupError
 
 OPTIONS = {
@@ -50,6 +50,11 @@ def test_quantization_is_as_asked_and_auto_leaves_float32_alone(
     made = config(dtype=dtype, quantization=wanted)
 
     assert (made.dtype, made.quantization) == (DType(dtype), chosen)
+
+
+def test_kernels_are_the_devices_unless_others_are_asked_for() -> None:
+    assert config().kernels == KernelChoice("auto")
+    assert config(kernels="reference").kernels == KernelChoice("reference")
 
 
 def test_sizes_arrive_in_the_engines_units() -> None:
