@@ -159,6 +159,7 @@ class NativeLane:
             members = await gather_lines(connection, row, lane=lane, now=now, limit=limit)
         if not members:
             return
+        row = msgspec.structs.replace(row, num_lines=len(members))
         self._open[row.id] = row
         money = NativeMoney(
             self._gateway.ledger, endpoint, self._gateway.fleet.snapshot(), native_id=row.id
@@ -170,6 +171,12 @@ class NativeLane:
             sent = await api.submit(row.id, lines)
         except NativeError as error:
             await self._not_submitted(row, money, error, now)
+            return
+        except Exception as error:
+            # Our own disk or bug, before anything was sent: the lines must not wait for it.
+            log.error("native batch not made", id=row.id, error=error, exc_info=error)
+            money.release_all("not submitted")
+            await self._close(row, "lost", repr(error)[:500], now, not_before=now + RETRY_S)
             return
         finally:
             await collecting.flush(self._store)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -102,13 +102,15 @@ class BatchWorker:
         finally:
             await self._stop(side)
 
-    async def _until_done(self, work: object) -> None:
-        """A database that is away costs time, nothing else."""
-        assert callable(work)
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A database that is away costs time, and a bug of ours one round: others' lines go on."""
         try:
             await work()
         except (SQLAlchemyError, OSError, TimeoutError, ServiceError) as error:
             log.warning("batch work failed, will try again", error=error)
+            await asyncio.sleep(RETRY_S)
+        except Exception as error:
+            log.error("batch work failed by our own fault", error=error, exc_info=error)
             await asyncio.sleep(RETRY_S)
 
     async def _stop(self, side: Sequence[asyncio.Task[None]]) -> None:
