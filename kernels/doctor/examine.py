@@ -166,8 +166,10 @@ def _answers(subject: Subject) -> bool:
     """Whether the device still computes at all, asked by a fresh process."""
     if not subject.is_gpu:
         return True
+    # Nothing here may ask the device itself.
+    task = Task(module=subject.module, op="", device=subject.device, dtype=subject.dtype)
     with _children() as start:
-        report = start().try_op(subject.task("", is_timed=False), PROBE_S_MAX)
+        report = start().try_op(task, PROBE_S_MAX)
     return report.outcome is Outcome.OK
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.cases.case import Maker
+from kernels.cases.case import Call, Maker
 from kernels.dispatch import REFERENCE
-from kernels.doctor.checking import SEED, difference, medians_s, tensors_in
+from kernels.doctor import checking
+from kernels.doctor.checking import SEED, Task, check, difference, medians_s, tensors_in
 from kernels.doctor.shapes import _MAKERS, Geometry, cases_of
+from kernels.doctor.verdict import Outcome
 from kernels.tools.checking import ERROR_MAX
+from tests.support import faulty_ops
 
 GEOMETRY = Geometry(
     shown="odd", hidden_size=48, num_heads=6, num_kv_heads=2, head_dim=8, rotary_dim=6,
@@ -121,3 +126,49 @@ def test_medians_are_of_both_in_turn() -> None:
     assert order.count("a") == order.count("b")
     assert 0.0 <= first_s < 0.1
     assert 0.0 <= second_s < 0.1
+
+
+def task(op: str = "rms_norm") -> Task:
+    return Task(
+        module=faulty_ops.__name__, op=op, device="cpu", dtype="float32", geometry=GEOMETRY,
+        is_timed=False,
+    )  # fmt: skip
+
+
+def test_op_without_a_case_is_served_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "cases_of", lambda op, geometry, size: ())
+    report = check(task())
+
+    assert (report.outcome, report.is_withheld) == (Outcome.UNCHECKED, False)
+
+
+def test_op_whose_reference_fails_is_served_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falling back to it would help nobody."""
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise NotImplementedError("not for this device")
+
+    monkeypatch.setattr(checking, "REFERENCE", {"rms_norm": fails})
+    report = check(task())
+
+    assert (report.outcome, report.is_withheld) == (Outcome.UNCHECKED, False)
+    assert "torch's own op fails at added (NotImplementedError: not for this device)" in (
+        report.reason
+    )
+
+
+def test_output_of_nothing_is_no_right_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that leaves its output as it was would pass where that holds the right numbers."""
+    (case,) = cases_of("gated_mul", GEOMETRY, "main")
+
+    def with_out(maker: Maker, dtype: torch.dtype) -> Call:
+        call = case.make(maker, dtype)
+        right = REFERENCE["gated_mul"](*call.args)
+        return Call(call.args, {"out": right})
+
+    cases = (replace(case, make=with_out),)
+    monkeypatch.setattr(checking, "cases_of", lambda op, geometry, size: cases)
+    idle = {"gated_mul": lambda gate_up, *, out: out}
+    monkeypatch.setattr(faulty_ops, "load", lambda: idle)
+
+    assert check(task("gated_mul")).outcome is Outcome.WRONG

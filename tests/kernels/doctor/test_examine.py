@@ -271,3 +271,13 @@ def test_a_hung_child_ends_by_itself_when_nobody_is_left_to_end_it() -> None:
 
     assert child._process.wait(60) == -signal.SIGALRM
     child.close()
+
+
+@SLOW
+def test_device_is_asked_for_a_sum_by_a_process_of_its_own() -> None:
+    child = Child()
+    report = child.try_op(FAULTY.task("", is_timed=False), 60.0)
+    child.close()
+
+    assert report.outcome is Outcome.OK
+    assert not examine._answers(Subject(device="cuda:63"))
