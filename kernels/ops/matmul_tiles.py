@@ -76,7 +76,7 @@ def plan(
     block_m, block_n = _tile(num_rows, rows, num_out)
     tile = tuned(
         op, f"{num_out}x{num_in} {rows} rows",
-        {"block_m": block_m, "block_n": block_n, "num_warps": 4 if block_m * block_n <= 4096 else 8,
+        {"block_m": block_m, "block_n": block_n, "num_warps": warps_for(block_m * block_n),
          "num_stages": 2, "waves_per_eu": 0},
     )  # fmt: skip
     step = PIECE_K
@@ -98,6 +98,11 @@ def plan(
             tile["num_warps"], tile["num_stages"], tile["waves_per_eu"], nonkdim=NONKDIM
         ),
     )  # fmt: skip
+
+
+def warps_for(num_sums: int) -> int:
+    """Waves of a program with a tile of so many sums: 256 lanes, 512 above 64 · 64."""
+    return (256 if num_sums <= 64 * 64 else 512) // current_target().warp_size
 
 
 def _tile(num_rows: int, rows: int, num_out: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from kernels.ops.matmul_tiles import (
     load_down,
     result_of,
     rows_of,
+    warps_for,
 )
 
 BLOCK_M_MAX = 128
@@ -153,7 +154,7 @@ def _plan(
     tile = tuned(
         "moe_matmul", f"{num_experts}x{num_out}x{num_in} {average} rows an expert",
         {"block_m": block_m, "block_n": block_n, "block_k": 64 if block_m >= BLOCK_N else 128,
-         "num_warps": 4 if block_m * block_n <= 64 * 64 else 8, "num_stages": 2,
+         "num_warps": warps_for(block_m * block_n), "num_stages": 2,
          "waves_per_eu": 0},
     )  # fmt: skip
     sizes = {"BLOCK_M": tile["block_m"], "BLOCK_N": tile["block_n"], "BLOCK_K": tile["block_k"]}
