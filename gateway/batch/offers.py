@@ -21,10 +21,12 @@ from gateway.policy.marginal import SECONDS_PER_HOUR, step_seconds
 from gateway.policy.placement import NATIVE, LaneOffer, PriceWindow
 from gateway.policy.policy import Indexed, Policy
 from gateway.policy.score import batch_limit
+from gateway.prices.book import PriceBook
 from gateway.prices.rows import BATCH, STANDARD, complete_row
 from gateway.wire.pieces import Dialect, Surface
 
 FLEX = "flex"
+AHEAD_S = 86_400.0  # prices by the hour come again each day
 LINES_AT_ONCE_MAX = 64  # of one endpoint, however large its learned capacity
 LINE_TOKENS = 200.0  # a line's answer, for seconds a line where lengths were not learned
 FILL_SHARE = 0.7  # of an own machine's places: the rest is for who waits for an answer
@@ -46,6 +48,7 @@ def lane_offers(
     *,
     turnarounds: Mapping[str, Turnaround],
     native_endpoints: Collection[str],
+    book: PriceBook,
     now: float,
 ) -> list[LaneOffer]:
     """
@@ -64,14 +67,39 @@ def lane_offers(
             rows = snapshot.prices.get(one.id, ())
             if policy.unpriced == "block" and not any(row.is_priced for row in rows):
                 continue
-            offers.extend(_of_endpoint(one, live, snapshot, model, now))
+            windows = price_windows(one.endpoint, rows, book, now)
+            offers.extend(_of_endpoint(one, live, snapshot, model, windows=windows, now=now))
             if one.id in native_endpoints:
-                offers.append(_native(one.endpoint, model, rows, turnarounds.get(one.id)))
+                offers.append(_native(one.endpoint, model, windows, turnarounds.get(one.id)))
     return offers
 
 
+def price_windows(
+    endpoint: Endpoint, rows: tuple[PriceRow, ...], book: PriceBook, now: float
+) -> tuple[PriceWindow, ...]:
+    """
+    The hours of the next day by their prices; the last holds on.
+
+    `rows` are the fleet's of this moment, and stand where no list tells of hours.
+    """
+    ahead = book.windows(endpoint, now, now + AHEAD_S)
+    if len(ahead) < 2:
+        return (PriceWindow(rows=tuple(rows)),)
+    untils = [*(window.until_s for window in ahead[:-1]), math.inf]
+    return tuple(
+        PriceWindow(rows=window.rows, from_s=window.from_s, until_s=until_s)
+        for window, until_s in zip(ahead, untils, strict=True)
+    )
+
+
 def _of_endpoint(
-    one: Indexed, live: EndpointLive, snapshot: FleetSnapshot, model: str, now: float
+    one: Indexed,
+    live: EndpointLive,
+    snapshot: FleetSnapshot,
+    model: str,
+    *,
+    windows: tuple[PriceWindow, ...],
+    now: float,
 ) -> Iterator[LaneOffer]:
     """Its lanes at once: standard, and flex where its price list has that."""
     endpoint, stats = one.endpoint, snapshot.stats.get(one.id)
@@ -79,7 +107,7 @@ def _of_endpoint(
     machine = live.machine
     is_own = endpoint.usd_per_hour_nanos is not None
     if is_own and machine is not None and machine.decode_step_s:
-        rows = (marginal_row(endpoint, machine),)
+        windows = (PriceWindow(rows=(marginal_row(endpoint, machine),)),)
     tiers = [STANDARD if endpoint.tier in ("", BATCH) else endpoint.tier]
     if tiers == [STANDARD] and endpoint.api is Dialect.OPENAI and not is_own:
         tiers += [FLEX] if any(row.tier == FLEX for row in rows) else []
@@ -90,7 +118,7 @@ def _of_endpoint(
             model=model,
             kind="own" if is_own else "sync",
             tier=tier,
-            windows=(PriceWindow(rows=tuple(rows)),),
+            windows=windows,
             lines_per_s=lines_per_s(live, stats, is_own=is_own),
             line_tokens=LINE_TOKENS,
             opens_at_s=now + live.reopens_in_s if live.breaker == "open" else -math.inf,
@@ -98,7 +126,10 @@ def _of_endpoint(
 
 
 def _native(
-    endpoint: Endpoint, model: str, rows: tuple[PriceRow, ...], turnaround: Turnaround | None
+    endpoint: Endpoint,
+    model: str,
+    windows: tuple[PriceWindow, ...],
+    turnaround: Turnaround | None,
 ) -> LaneOffer:
     offer = LaneOffer(
         id=f"{endpoint.id}#{NATIVE}",
@@ -106,7 +137,7 @@ def _native(
         model=model,
         kind="native",
         tier=BATCH,
-        windows=(PriceWindow(rows=rows),),
+        windows=windows,
     )
     if turnaround is None:
         return offer

@@ -22,6 +22,7 @@ from gateway.policy.placement import (
     place,
 )
 from gateway.policy.policy import Policy
+from gateway.prices.book import PriceBook
 from gateway.store.batch_work import OpenGroup, move_lines, unended_groups
 from gateway.store.batches import BatchRow, NewLine, update_batch
 from gateway.store.engine import Store
@@ -52,6 +53,7 @@ class LanePlanner:
         self._fleet = fleet
         self._store = store
         self._facts = facts
+        self._book = PriceBook()  # of its own: it looks ahead
 
     async def place_new(
         self, row: BatchRow, lines: Sequence[NewLine], caller: Caller, *, now: float
@@ -133,6 +135,7 @@ class LanePlanner:
             surface,
             turnarounds=facts.turnarounds,
             native_endpoints=facts.endpoints,
+            book=self._book,
             now=now,
         )
 
