@@ -26,7 +26,7 @@ LARGE_TILES = ((128, 128), (128, 64), (64, 64))
 ROWS_TUNED_MAX = 4096  # larger batches are tuned as this one
 NUM_PARTS_MAX = 8  # each part costs a float32 written and read an output
 PIECE_K = 128
-X_TILE_BYTES_MAX = 32 * 1024  # half of what a compute unit of CDNA 3 holds
+X_TILE_BYTES_MAX = 16 * 1024  # so that a compute unit of CDNA 3 (64 KiB) holds two programs
 GROUP_M = 8  # row tiles that walk over the weight together and find it in the cache
 REDUCED_BLOCK = 1024
 
