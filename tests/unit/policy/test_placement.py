@@ -18,7 +18,7 @@ from gateway.policy.placement import (
     PriceWindow,
     place,
 )
-from tests.support.lanes import HOUR_S, LINE_NANOS, always, at_once, group, native, row
+from tests.support.lanes import HOUR_S, LINE_NANOS, at_once, group, native, row
 
 
 def _lines(placement: Placement) -> dict[str, int]:
@@ -239,7 +239,3 @@ def test_every_line_is_placed_once_and_no_lane_beyond_what_it_can(
         assert each.finish_s <= now_s + busy_s[offer.id] + 1e-6 * each.finish_s
         if (each.group.batch_id, each.group.model) not in is_late:
             assert each.finish_s <= each.group.deadline_at_s
-
-
-def test_prices_of_the_helpers_are_as_they_say() -> None:
-    assert always(0.5)[0].rows[0].input * 1_000 // 1_000 == LINE_NANOS // 2
