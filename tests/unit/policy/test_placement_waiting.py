@@ -64,6 +64,21 @@ def test_an_unlearned_batch_api_is_tried_where_there_is_time_to_come_back() -> N
     assert _where(ten_minutes) == [("a#standard", 2_000)]
 
 
+def test_a_batch_is_done_by_its_deadline_at_the_latest_where_there_is_a_refuge() -> None:
+    offers = [at_once("a", 1.0, 10.0), native("a", 0.5)]
+
+    assert place([group(1_000, 12.0 * HOUR_S)], offers, 0.0).finish_s == 12.0 * HOUR_S
+
+
+@pytest.mark.parametrize(("factor", "lane"), [(0.96, "a#standard"), (0.94, "b#standard")])
+def test_open_lines_change_lanes_only_for_a_clear_saving(factor: float, lane: str) -> None:
+    offers = [at_once("a", 1.0, 10.0), at_once("b", factor, 10.0)]
+
+    placement = place([group(100, HOUR_S, lane="a#standard")], offers, 0.0)
+
+    assert _where(placement) == [(lane, 100)]
+
+
 def test_a_slow_batch_api_is_left_alone() -> None:
     slow = native("a", 0.5, turnaround_p50_s=20.0 * HOUR_S, turnaround_p95_s=30.0 * HOUR_S)
 
