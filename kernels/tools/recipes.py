@@ -21,7 +21,7 @@ from kernels.ops.launching import (
     recording,
 )
 from kernels.specs import BY_NAME
-from kernels.targets import TARGETS, Target, find
+from kernels.targets import Target, find
 
 CACHES = ("k_cache", "v_cache")
 _FP8 = {torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e4m3fn: "fp8e4nv"}
@@ -153,10 +153,6 @@ def plan(wanted: Sequence[Recipe]) -> Plan:
             if recipe not in by_key[key].used_by:
                 by_key[key].used_by.append(recipe)
     return made
-
-
-def budgeted_archs() -> tuple[str, ...]:
-    return tuple(target.arch for target in TARGETS if not target.is_compile_only)
 
 
 def _is_for(launch: Launch, target: Target) -> bool:
