@@ -31,7 +31,7 @@ from tests.services import (  # noqa: E402 - the path above comes first
 NODE_FOLDER = ROOT / "tests/e2e/node"
 NODE_VERSION_MIN = 20
 BENCH_FOLDER = "tests/bench"
-# Triton interprets all kernels of a process or none, so these have a process of their own.
+# Triton interprets all kernels of a process or none, so each of these has a process of its own.
 INTERPRETED = ("tests/kernels/ops",)
 INTERPRETING = {"TRITON_INTERPRET": "1"}
 TESTS_FAILED = 1  # pytest's exit statuses
@@ -154,17 +154,15 @@ def runs(arguments: list[str]) -> list[tuple[list[str], dict[str, str]]]:
     ]
     options = [each for each in arguments if each not in paths]
     others = [each for each in paths if not each.startswith(INTERPRETED)]
-    interpreted = [each for each in paths if each not in others]
-    interpreted += [
-        folder
-        for folder in INTERPRETED
-        if any((ROOT / folder).is_relative_to(ROOT / each) for each in others)
-    ]
     found: list[tuple[list[str], dict[str, str]]] = []
     if others or not paths:
         found.append(([*others, *options], {}))
-    if interpreted or not paths:
-        found.append(([*(interpreted or INTERPRETED), *options], INTERPRETING))
+    for folder in INTERPRETED:
+        own = [each for each in paths if each.startswith(folder)]
+        if not paths or any((ROOT / folder).is_relative_to(ROOT / each) for each in others):
+            own = [folder]
+        if own:
+            found.append(([*own, *options], INTERPRETING))
     return found
 
 
