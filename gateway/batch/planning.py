@@ -24,7 +24,7 @@ from gateway.policy.placement import (
 from gateway.policy.policy import Policy
 from gateway.prices.book import PriceBook
 from gateway.store.batch_work import OpenGroup, move_lines, unended_groups
-from gateway.store.batches import BatchRow, NewLine, update_batch
+from gateway.store.batches import BatchRow, NewLine, line_counts, update_batch
 from gateway.store.engine import Store
 from gateway.wire.pieces import Surface
 
@@ -93,10 +93,16 @@ class LanePlanner:
         by_id = {row.id: row for row in rows}
         async with self._store.read() as connection:
             found = await unended_groups(connection, list(by_id))
+            spent = await line_counts(connection, list(by_id))
         if not found:
             return ()
         offers = self._all_offers(by_id, found, now)
-        groups = [_line_group(each, by_id[each.batch_id], self._facts(), now) for each in found]
+        groups = [
+            _line_group(
+                each, by_id[each.batch_id], self._facts(), now, spent[each.batch_id].cost_nanos
+            )
+            for each in found
+        ]
         placement = place(groups, offers, now)
         # By identity: two groups may be equal in all that the planner sees.
         known = {id(group): each for group, each in zip(groups, found, strict=True)}
@@ -206,7 +212,9 @@ def _grouped(
     return groups, [members for _, members in sorted(places.items())]
 
 
-def _line_group(each: OpenGroup, row: BatchRow, facts: NativeFacts, now: float) -> LineGroup:
+def _line_group(
+    each: OpenGroup, row: BatchRow, facts: NativeFacts, now: float, spent_nanos: int
+) -> LineGroup:
     since = facts.since.get(each.native_id) if each.state == "submitted" else None
     if each.state == "submitted" and since is None:
         since = now  # on its way to the provider
@@ -218,6 +226,7 @@ def _line_group(each: OpenGroup, row: BatchRow, facts: NativeFacts, now: float) 
         output_tokens=each.output_tokens,
         deadline_at_s=row.deadline_at,
         max_cost_nanos=row.max_cost_nanos,
+        spent_nanos=spent_nanos,
         lane=each.lane,
         since_s=since,
         waiting_since_s=row.created_at if each.state == "open" else None,
