@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -15,14 +16,16 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.booking import IDS_PER_QUERY_MAX, entry_rows
+from gateway.ledger.recovery import CRASHED
 from gateway.ledger.windows import day_of
 from gateway.store.batch_tables import corrections
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts, entries
-from gateway.wire.usage import Usage
+from gateway.wire.usage import BUCKETS, Usage
 
 Kind = Literal["native_result", "reconcile"]
 MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
+TOKENS = tuple(f"{bucket}_tokens" for bucket in BUCKETS)
 
 
 class KnownCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +33,17 @@ class KnownCost(msgspec.Struct, frozen=True, kw_only=True):
 
     attempt_id: str
     cost_nanos: int
+    usage: Usage | None = None  # None: no more is known of it than before
+    source: str = ""
+
+
+@dataclass(slots=True)
+class Corrected:
+    """What the corrections of one attempt add up to; `usage` is the newest, if any told one."""
+
+    money: dict[str, int]
     usage: Usage | None = None
+    kind: str = ""  # of the newest
     source: str = ""
 
 
@@ -50,20 +63,52 @@ async def correct_attempts(
     return num_corrected
 
 
+async def corrections_of(
+    connection: AsyncConnection, *conditions: sa.ColumnElement[bool]
+) -> dict[str, Corrected]:
+    """The sums of those corrections, by attempt."""
+    c = corrections.c
+    query = (
+        sa.select(c.attempt_id, c.kind, c.usage, c.source, *(c[name] for name in MONEY))
+        .where(*conditions)
+        .order_by(c.created_at, c.id)
+    )
+    found: dict[str, Corrected] = {}
+    for row in await connection.execute(query):
+        each = found.setdefault(row.attempt_id, Corrected(dict.fromkeys(MONEY, 0)))
+        for name in MONEY:
+            each.money[name] += int(getattr(row, name))
+        if row.usage:
+            each.usage = msgspec.json.decode(row.usage, type=Usage)
+        each.kind, each.source = row.kind, row.source
+    return found
+
+
+def booked_usage(row: sa.Row[Any]) -> Usage:
+    """The usage that an attempt was settled with."""
+    tokens = (int(getattr(row, column)) for column in TOKENS)
+    return Usage(**dict(zip(BUCKETS, tokens, strict=True)))
+
+
 async def _correct(
     connection: AsyncConnection, known: dict[str, KnownCost], kind: Kind, now: float
 ) -> int:
-    c, before = attempts.c, await _booked_before(connection, list(known))
+    c = attempts.c
     query = sa.select(
-        c.attempt_id, c.tenant_id, c.provider, c.model, c.sent_at, c.hold_nanos,
-        *(c[name] for name in MONEY),
-    ).where(c.attempt_id.in_(known), c.state == "settled")  # fmt: skip
+        c.attempt_id, c.tenant_id, c.provider, c.model, c.sent_at, c.hold_nanos, c.failure,
+        *(c[name] for name in (*MONEY, *TOKENS)),
+    ).where(c.attempt_id.in_(known), c.state == "settled").order_by(c.attempt_id)  # fmt: skip
+    # Locked before their corrections are read: two that correct the same attempt take turns.
+    settled = list(await connection.execute(query.with_for_update()))
+    before = await corrections_of(connection, corrections.c.attempt_id.in_(known))
     rows: list[dict[str, Any]] = []
     booked: list[dict[str, Any]] = []
-    for row in await connection.execute(query):
+    for row in settled:
         true = known[row.attempt_id]
-        deltas = _deltas(row, before.get(row.attempt_id, (0, 0, 0, 0)), true.cost_nanos)
-        if not any(deltas.values()):
+        then = before.get(row.attempt_id) or Corrected(dict.fromkeys(MONEY, 0))
+        deltas = _deltas(row, then, true.cost_nanos)
+        is_usage_new = true.usage not in (None, then.usage or booked_usage(row))
+        if not any(deltas.values()) and not is_usage_new:
             continue
         correction_id = secrets.token_hex(12)
         usage = "" if true.usage is None else msgspec.json.encode(true.usage).decode()
@@ -81,27 +126,14 @@ async def _correct(
     return len(rows)
 
 
-async def _booked_before(
-    connection: AsyncConnection, attempt_ids: Sequence[str]
-) -> dict[str, tuple[int, ...]]:
-    c = corrections.c
-    query = (
-        sa.select(c.attempt_id, *(sa.func.sum(c[name]).label(name) for name in MONEY))
-        .where(c.attempt_id.in_(attempt_ids))
-        .group_by(c.attempt_id)
-    )
-    return {
-        row.attempt_id: tuple(int(getattr(row, name)) for name in MONEY)
-        for row in await connection.execute(query)
-    }
-
-
-def _deltas(row: sa.Row[Any], before: tuple[int, ...], cost: int) -> dict[str, int]:
+def _deltas(row: sa.Row[Any], before: Corrected, cost: int) -> dict[str, int]:
     cost_then, billed_then, overrun_then, waste_then = (
-        getattr(row, name) + moved for name, moved in zip(MONEY, before, strict=True)
+        getattr(row, name) + before.money[name] for name in MONEY
     )
     # An attempt that failed was never the client's to pay, whatever it cost.
-    is_waste = row.waste_nanos > 0 and row.billed_nanos == 0
+    is_waste = row.billed_nanos == 0 and (
+        row.waste_nanos > 0 or (row.cost_nanos == 0 and row.failure not in ("", CRASHED))
+    )
     billed = 0 if is_waste else min(cost, row.hold_nanos)
     overrun = 0 if is_waste else cost - billed
     waste = cost if is_waste else 0

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import msgspec
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import dollars
+from gateway.ledger.corrections import booked_usage
 from gateway.ledger.windows import SECONDS_PER_DAY
+from gateway.store.batch_tables import corrections
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts
 from gateway.store.tables import keys
-from gateway.wire.usage import BUCKETS
+from gateway.wire.usage import BUCKETS, Usage
 
 By = Literal["model", "key", "endpoint", "day"]
 GROUPS: tuple[By, ...] = ("model", "key", "endpoint", "day")
@@ -29,33 +34,43 @@ async def report(
     One row a group, dearest first (days in order): attempts, tokens by bucket, dollars as strings.
 
     `cost_usd` is what providers charge: billed to clients + overrun + waste, both the operator's.
-    What `unpriced` attempts cost nobody knows; it is not in it.
+    What became known of an attempt after it was booked is in its group: all sums are with the
+    corrections. What `unpriced` attempts cost nobody knows; it is not in it.
     `since` is unix seconds of when an attempt was sent; `tenant` is a tenant's id. At most
     ROWS_MAX rows come back.
     """
     group = _group(by, is_sqlite=store.is_sqlite)
     c = attempts.c
+    moved = _moved_money()
+    money = {name: c[name] + sa.func.coalesce(moved.c[name], 0) for name in _MONEY}
     is_sent = sa.case((c.state == "sent", 1), else_=0)
-    query = sa.select(
-        group.label("grouped"),
-        sa.func.count().label("attempts"),
-        sa.func.sum(is_sent).label("in_flight"),
-        sa.func.sum(sa.case((c.is_estimated, 1), else_=0)).label("estimated"),
-        sa.func.sum(sa.case((_is_unknown_cost(), 1), else_=0)).label("unpriced"),
-        *(sa.func.sum(c[name]).label(name) for name in (*_MONEY, *_TOKENS)),
-    ).group_by(group)
-    if since is not None:
-        query = query.where(c.sent_at >= since)
+    is_unpriced = sa.and_(_is_unpriced(), money["cost_nanos"] == 0)
+    query = (
+        sa.select(
+            group.label("grouped"),
+            sa.func.count().label("attempts"),
+            sa.func.sum(is_sent).label("in_flight"),
+            sa.func.sum(sa.case((c.is_estimated, 1), else_=0)).label("estimated"),
+            sa.func.sum(sa.case((is_unpriced, 1), else_=0)).label("unpriced"),
+            *(sa.func.sum(moneys).label(name) for name, moneys in money.items()),
+            *(sa.func.sum(c[name]).label(name) for name in _TOKENS),
+        )
+        .outerjoin(moved, moved.c.attempt_id == c.attempt_id)
+        .group_by(group)
+    )
+    conditions = [] if since is None else [c.sent_at >= since]
     if tenant is not None:
-        query = query.where(c.tenant_id == tenant)
-    order = (group,) if by == "day" else (sa.func.sum(c.cost_nanos).desc(), group)
+        conditions.append(c.tenant_id == tenant)
+    order = (group,) if by == "day" else (sa.func.sum(money["cost_nanos"]).desc(), group)
+    query = query.where(*conditions).order_by(*order).limit(ROWS_MAX)
     async with store.read() as connection:
-        rows = list(await connection.execute(query.order_by(*order).limit(ROWS_MAX)))
+        rows = list(await connection.execute(query))
+        tokens = await _moved_tokens(connection, group, conditions)
         names: dict[str, str] = {}
         if by == "key":
             named = await connection.execute(sa.select(keys.c.id, keys.c.name))
             names = {row.id: row.name for row in named}
-    return [_row(by, row, names) for row in rows]
+    return [_row(by, row, names, tokens.get(row.grouped, {})) for row in rows]
 
 
 async def attempts_of(store: Store, tenant_id: str, request_id: str) -> list[dict[str, Any]]:
@@ -92,18 +107,53 @@ _BILLED = tuple(f"{bucket}_tokens" for bucket in BUCKETS)
 _MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
 
 
-def _is_unknown_cost() -> sa.ColumnElement[bool]:
-    """Settled without any price, not even an assumed one: its 0 is no statement about money."""
+def _is_unpriced() -> sa.ColumnElement[bool]:
+    """Settled without any price, not even an assumed one: a 0 is no statement about money."""
     c = attempts.c
-    return sa.and_(c.state == "settled", c.price_source == "unpriced", c.cost_nanos == 0)
+    return sa.and_(c.state == "settled", c.price_source == "unpriced")
+
+
+def _moved_money() -> sa.Subquery:
+    """What the corrections of each attempt add up to."""
+    c = corrections.c
+    sums = (sa.func.sum(c[name]).label(name) for name in _MONEY)
+    return sa.select(c.attempt_id, *sums).group_by(c.attempt_id).subquery()
+
+
+async def _moved_tokens(
+    connection: AsyncConnection,
+    group: sa.ColumnElement[Any],
+    conditions: Sequence[sa.ColumnElement[bool]],
+) -> dict[Any, dict[str, int]]:
+    """By group and column: tokens of the newest corrections, less what was booked at first."""
+    c, k = attempts.c, corrections.c
+    query = (
+        sa.select(group.label("grouped"), k.attempt_id, k.usage, *(c[name] for name in _BILLED))
+        .join(attempts, c.attempt_id == k.attempt_id)
+        .where(k.usage != "", *conditions)
+        .order_by(k.created_at, k.id)
+    )
+    newest = {row.attempt_id: row for row in await connection.execute(query)}
+    moved: dict[Any, dict[str, int]] = {}
+    for row in newest.values():
+        known, booked = msgspec.json.decode(row.usage, type=Usage), booked_usage(row)
+        its = moved.setdefault(row.grouped, dict.fromkeys(_BILLED, 0))
+        for bucket in BUCKETS:
+            its[f"{bucket}_tokens"] += getattr(known, bucket) - getattr(booked, bucket)
+    return moved
+
+
+def day_number(*, is_sqlite: bool) -> sa.ColumnElement[int]:
+    """The UTC day that an attempt was sent on, counted from 1970-01-01."""
+    days = attempts.c.sent_at / SECONDS_PER_DAY
+    # A cast cuts off on SQLite and rounds on PostgreSQL.
+    return sa.cast(days if is_sqlite else sa.func.floor(days), sa.BigInteger)
 
 
 def _group(by: By, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
     c = attempts.c
     if by == "day":
-        days = c.sent_at / SECONDS_PER_DAY
-        # A cast cuts off on SQLite and rounds on PostgreSQL.
-        return sa.cast(days if is_sqlite else sa.func.floor(days), sa.BigInteger)
+        return day_number(is_sqlite=is_sqlite)
     columns: dict[str, sa.Column[str]] = {
         "model": c.model,
         "key": c.key_id,
@@ -114,7 +164,9 @@ def _group(by: By, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
     return columns[by]
 
 
-def _row(by: By, row: sa.Row[Any], names: dict[str, str]) -> dict[str, Any]:
+def _row(
+    by: By, row: sa.Row[Any], names: dict[str, str], moved_tokens: dict[str, int]
+) -> dict[str, Any]:
     grouped = row.grouped
     if by == "day":
         grouped = datetime.fromtimestamp(int(grouped) * SECONDS_PER_DAY, UTC).strftime("%Y-%m-%d")
@@ -122,7 +174,7 @@ def _row(by: By, row: sa.Row[Any], names: dict[str, str]) -> dict[str, Any]:
     if by == "key":
         found["key_name"] = names.get(grouped, "")
     for name in ("attempts", "in_flight", "estimated", "unpriced", *_TOKENS):
-        found[name] = int(getattr(row, name))
+        found[name] = int(getattr(row, name)) + moved_tokens.get(name, 0)
     for name in _MONEY:
         found[name.removesuffix("_nanos") + "_usd"] = dollars(int(getattr(row, name)))
     return found

@@ -60,6 +60,7 @@ async def _sums(store: Store) -> list[str]:
         return [
             *await _unbalanced_entries(connection),
             *await _accounts(connection),
+            *await _corrections(connection),
             *await _leases(connection),
             *await _windows(connection),
             *await _forgotten_attempts(connection),
@@ -130,6 +131,40 @@ async def _accounts(connection: AsyncConnection) -> list[str]:
     if sum(found.values()) != 0:
         problems.append(f"all entries sum to ${dollars(sum(found.values()))}, not to zero")
     return problems
+
+
+async def _corrections(connection: AsyncConnection) -> list[str]:
+    """No client pays more than was held, and nothing costs less than nothing, corrected or not."""
+    k = corrections.c
+    sums = (sa.func.sum(k[name]).label(name) for name in MONEY)
+    moved = (
+        sa.select(k.attempt_id, *sums).where(k.attempt_id != "").group_by(k.attempt_id).subquery()
+    )
+    cost = attempts.c.cost_nanos + moved.c.cost_nanos
+    billed = attempts.c.billed_nanos + moved.c.billed_nanos
+    query = (
+        sa.select(
+            moved.c.attempt_id,
+            attempts.c.hold_nanos,
+            cost.label("cost"),
+            billed.label("billed"),
+        )
+        .outerjoin(attempts, attempts.c.attempt_id == moved.c.attempt_id)
+        .where(
+            attempts.c.attempt_id.is_(None)
+            | (cost < 0)
+            | (billed < 0)
+            | (billed > attempts.c.hold_nanos)
+        )
+        .limit(PROBLEMS_PER_CHECK_MAX)
+    )
+    return [
+        f"corrections are of attempt {row.attempt_id}, which is not in the ledger"
+        if row.hold_nanos is None
+        else f"attempt {row.attempt_id} is corrected to ${dollars(int(row.cost))}, of which its "
+        f"client pays ${dollars(int(row.billed))}; ${dollars(row.hold_nanos)} was held"
+        for row in await connection.execute(query)
+    ]
 
 
 async def _leases(connection: AsyncConnection) -> list[str]:
