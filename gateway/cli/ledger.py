@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from gateway.cli.support import open_current_store, parse_since, print_json, print_table, run
 from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from gateway.ledger.reconcile import Reconciliation
 
 GROUPS = ("model", "key", "endpoint", "day")
 
@@ -96,3 +101,71 @@ def verify(as_json: bool) -> None:
     else:
         click.echo("All sums balance.")
     sys.exit(1 if problems else 0)
+
+
+@ledger.command()
+@click.option("--provider", required=True, help="Its name in the policy.")
+@click.option(
+    "--export",
+    "path",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A CSV that the provider gave, or the plain one.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="THEIRS=OURS where the export names a model otherwise; may stand several times.",
+)
+@click.option("--dry-run", is_flag=True, help="Book nothing; say what would be booked.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; amounts are decimal strings.")
+def reconcile(
+    provider: str, path: Path, models: tuple[str, ...], *, dry_run: bool, as_json: bool
+) -> None:
+    """Compare the ledger with what a provider says it charged; exit 1 when they drift apart.
+
+    Attempts whose cost was estimated are corrected by new bookings so that each model's day adds
+    up; what was settled exactly is never touched. Drift is what then remains: above 1 % of a
+    model's day, or in total, it is an alarm. The same file is booked once. docs/reconcile.md has
+    the formats.
+    """
+    from gateway.ledger.exports.reader import open_export
+    from gateway.ledger.reconcile import reconcile as compare
+
+    named = dict(_named(text) for text in models)
+    settings = Settings.from_environment()
+    reader = open_export(path)
+
+    async def main() -> Reconciliation:
+        async with open_current_store(settings) as store:
+            return await compare(store, reader, provider=provider, models=named, is_dry_run=dry_run)
+
+    found = run(main())
+    if as_json:
+        from gateway.ledger.reconcile_shown import as_json as shown
+
+        print_json(shown(found))
+    else:
+        _print_reconciliation(found)
+    for alert in found.alerts:
+        click.echo(f"alert kind={alert.kind} {alert.message}", err=True)
+    sys.exit(1 if found.alerts else 0)
+
+
+def _named(text: str) -> tuple[str, str]:
+    theirs, _, ours = text.partition("=")
+    if not (theirs.strip() and ours.strip()):
+        raise click.BadParameter(
+            f"{text!r} is not THEIRS=OURS, as in gpt-5-chat=gpt-5", param_hint="--model"
+        )
+    return theirs.strip(), ours.strip()
+
+
+def _print_reconciliation(found: Reconciliation) -> None:
+    from gateway.ledger.reconcile_shown import HEADER, as_row, booked_sentence
+
+    print_table([as_row(each) for each in (*found.days, found.total)], HEADER)
+    click.echo(booked_sentence(found))
+    if found.num_in_flight:
+        click.echo(f"Not in these sums: {found.num_in_flight} attempts in flight.", err=True)
