@@ -34,7 +34,9 @@ def as_row(day: ModelDay) -> tuple[str, ...]:
 
 def booked_sentence(found: Reconciliation) -> str:
     """What was booked, or why nothing was."""
-    what = f"{found.num_corrected} estimated attempts by ${dollars(found.total.corrected_nanos)}"
+    attempts = "attempt" if found.num_corrected == 1 else "attempts"
+    by = dollars(found.total.corrected_nanos)
+    what = f"{found.num_corrected} estimated {attempts} by ${by}"
     if found.imported_at is not None:
         when = rfc3339(found.imported_at)
         return f"Nothing was booked: this file was reconciled before, at {when}."
