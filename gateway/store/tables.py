@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from gateway.store import batch_tables, ledger_tables
+from gateway.store import admin_tables, batch_tables, ledger_tables
 from gateway.store.metadata import metadata
 
 __all__ = [
+    "admin_tables",
     "audit_events",
     "batch_tables",
     "changes",
