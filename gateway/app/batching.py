@@ -36,9 +36,10 @@ async def running_batches(gateway: Gateway) -> AsyncIterator[Beside]:
     settings = gateway.settings
     storage = open_storage(settings.files_url, settings.home)
     transport = HttpxTransport(clock=gateway.clock)
-    native = NativeLane(gateway, storage, transport)
+    owner = f"worker-{secrets.token_hex(8)}"
+    native = NativeLane(gateway, storage, transport, owner=owner)
     planner = LanePlanner(gateway.policy, gateway.fleet, gateway.store, native.facts)
-    worker = BatchWorker(gateway, storage, planner, native, owner=f"worker-{secrets.token_hex(8)}")
+    worker = BatchWorker(gateway, storage, planner, native, owner=owner)
     lane = BatchLane(gateway, storage, planner, worker.wake)
 
     async def beside(exchange: Exchange) -> bool:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from gateway.batch.intake import FileIndex
 from gateway.batch.line_check import PROBLEMS_MAX, URL_OF, CheckedLine, LineProblem, problems_text
 from gateway.core import Caller, Endpoint
-from gateway.errors import ApiError, InvalidRequest, PermissionDenied
+from gateway.errors import ApiError, InvalidRequest, PermissionDenied, ServiceError
 from gateway.policy.facts import allowed_model
 from gateway.policy.policy import Policy
 from gateway.policy.units import parse_duration
@@ -25,7 +25,6 @@ from gateway.store.batches import (
     insert_batch,
     insert_lines,
     move_batch,
-    update_batch,
 )
 from gateway.store.engine import Store
 from gateway.wire.pieces import Surface
@@ -209,9 +208,13 @@ async def put_down(
             "planned_at": row.created_at,
         }
         async with store.begin() as connection:
-            await move_batch(
+            if not await move_batch(
                 connection, row.id, to="in_progress", out_of=("validating",), values=values
-            )
+            ):
+                raise CreationLost(
+                    "the batch took so long to make that it was taken for lost; nothing was "
+                    "charged, send it again"
+                )
     except BaseException:
         await asyncio.shield(_take_back(store, row.id))
         raise
@@ -241,15 +244,12 @@ async def fail_half_created(store: Store, batch_id: str, *, now: float) -> None:
         code="server_stopped",
         message="the gateway stopped while it made the batch; nothing was charged, send it again",
     )
+    values = {"failed_at": now, "errors": msgspec.json.encode([problem]).decode()}
     async with store.begin() as connection:
-        await drop_lines(connection, batch_id)
-        await update_batch(
-            connection,
-            batch_id,
-            state="failed",
-            failed_at=now,
-            errors=msgspec.json.encode([problem]).decode(),
-        )
+        if await move_batch(
+            connection, batch_id, to="failed", out_of=("validating",), values=values
+        ):
+            await drop_lines(connection, batch_id)
 
 
 async def _refuse_too_many(connection: Any, tenant_id: str) -> None:
@@ -266,6 +266,11 @@ async def _refuse_too_many(connection: Any, tenant_id: str) -> None:
             f"there are {UNENDED_MAX} batches of yours that have not ended; wait for one, or "
             "cancel one"
         )
+
+
+class CreationLost(ServiceError):
+    status = 503
+    code = "creation_lost"
 
 
 class TooManyBatches(ApiError):

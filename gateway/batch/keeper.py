@@ -62,7 +62,7 @@ class Keeper:
                         done.set_exception(
                             error if isinstance(error, Exception) else asyncio.CancelledError()
                         )
-                if not isinstance(error, SQLAlchemyError | OSError | TimeoutError):
+                if not isinstance(error, Exception):
                     raise
                 log.error("results of batch lines are not kept", error=error, lines=len(results))
                 continue
@@ -76,7 +76,8 @@ class Keeper:
             try:
                 async with self._store.begin() as connection:
                     if results:
-                        await keep_results(connection, results, out_of="leased")
+                        # Open: its time was over, and nobody else has taken it since.
+                        await keep_results(connection, results, out_of=("leased", "open"))
                     if costs:
                         await keep_costs(connection, costs)
                 return

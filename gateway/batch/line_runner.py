@@ -10,7 +10,7 @@ import msgspec
 from gateway.api.problems import as_api_error, error_answer
 from gateway.batch.line_client import LineClient
 from gateway.core import Caller
-from gateway.errors import ApiError, InvalidRequest
+from gateway.errors import ApiError, InvalidRequest, NoEligibleEndpoint
 from gateway.measure.recorder import RequestRecord
 from gateway.pipeline import Gateway, Inbound, serve
 from gateway.prices.rows import STANDARD, cost_nanos, pick_row
@@ -22,7 +22,7 @@ LANE_HEADERS = {"x-looprouter-lane": "batch"}
 TRIES_MAX = 10
 BACK_OFF_S, BACK_OFF_S_MAX = 2.0, 120.0
 # A place or a provider's minute was missing: nothing is wrong with the line or its endpoint.
-NO_ROOM = frozenset({"no_eligible_endpoint", "overloaded", "rate_limit_exceeded"})
+NO_ROOM = frozenset({"overloaded", "rate_limit_exceeded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def put_back(line: ClaimedLine, error: ApiError, *, now: float) -> PutBack | Non
     """Whether and when to send a line again; None: the error is what it came to."""
     if error.status < 429 or error.code == "insufficient_quota":
         return None
-    is_room = error.code in NO_ROOM
+    is_room = error.code in NO_ROOM or (isinstance(error, NoEligibleEndpoint) and error.is_capacity)
     if not is_room and line.num_tries >= TRIES_MAX:
         return None
     tries = 1 if is_room else line.num_tries
@@ -161,4 +161,19 @@ def unmetered(caller: Caller) -> Caller:
     """A batch keeps to budgets and to what endpoints take, not to the key's limits a minute."""
     return msgspec.structs.replace(
         caller, requests_per_minute=None, tokens_per_minute=None, concurrency_max=None
+    )
+
+
+def key_refused(line: ClaimedLine, error: ApiError, now: float) -> LineResult:
+    """How a line ends whose batch's key is no good any more."""
+    body = b'{"error":{"message":"the key of this batch is no longer valid","type":"%s"}}'
+    return LineResult(
+        batch_id=line.batch_id,
+        line_no=line.line_no,
+        state="errored",
+        status_code=error.status,
+        body=body % error.type.encode(),
+        request_id="",
+        endpoint_id="",
+        ended_at=now,
     )

@@ -12,6 +12,7 @@ from gateway.core import Caller, Endpoint, FleetSnapshot, PriceRow
 from gateway.ledger.corrections import KnownCost
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.records import Hold, HoldRequest, Settlement
+from gateway.ledger.recovery import CRASHED
 from gateway.prices.rows import BATCH, STANDARD, UNPRICED, cost_nanos, hold_nanos, pick_row
 from gateway.relay.money import (
     OUTPUT_TOKENS_UNKNOWN,
@@ -42,6 +43,11 @@ class NativeMoney:
         stats = snapshot.stats.get(endpoint.id)
         self._per_byte = stats.tokens_per_byte_p99 if stats is not None else TOKENS_PER_BYTE_UNKNOWN
         self._holds: dict[int, Hold] = {}
+        self._expected: dict[int, Usage] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._holds)
 
     async def hold(self, line_no: int, parsed: ParsedRequest, caller: Caller, model: str) -> None:
         """Raises BudgetExhausted or LedgerUnavailable: then the line must not be sent."""
@@ -70,6 +76,7 @@ class NativeMoney:
             unseen_tokens=asked,
         )
         self._holds[line_no] = await self._ledger.reserve(request)
+        self._expected[line_no] = Usage(input=prompt, output=asked)
 
     def release(self, line_no: int, reason: str) -> bool:
         """The provider did no work on it. False: the hold is not ours any more (a restart)."""
@@ -82,19 +89,43 @@ class NativeMoney:
         for line_no in list(self._holds):
             self.release(line_no, reason)
 
+    def estimate_all(self) -> None:
+        """Settle what is held by what was expected: it may have been done, and we cannot know."""
+        for line_no, hold in self._holds.items():
+            said = self._expected[line_no]
+            row = pick_row(self._rows, tier=BATCH, context_tokens=said.input_total)
+            cost = cost_nanos(row, said) if row.is_priced else hold.hold_nanos
+            self._ledger.settle(
+                hold,
+                Settlement(
+                    usage=said, cost_nanos=cost, price=row, is_estimated=True, failure=CRASHED
+                ),
+            )
+        self._holds.clear()
+
     def settle(
         self, batch_id: str, line_no: int, usage: Usage | None, *, finish: str
-    ) -> tuple[LineCost, KnownCost | None]:
-        """The line's cost, and what is to be corrected where its hold did not outlive a restart."""
-        said = usage or Usage()
+    ) -> tuple[LineCost | None, KnownCost | None]:
+        """
+        The line's cost, and what is to be corrected where its hold did not outlive a restart.
+
+        Without a word on its usage it costs what was expected; after a restart the ledger's own
+        estimate stands, and no cost is told here.
+        """
+        hold = self._holds.pop(line_no, None)
+        is_estimated = usage is None
+        if usage is None and hold is None:
+            return None, None
+        said = usage or self._expected[line_no]
         row = pick_row(self._rows, tier=BATCH, context_tokens=said.input_total)
         cost = cost_nanos(row, said)
         listed = pick_row(self._rows, tier=STANDARD, context_tokens=said.input_total)
         attempt_id = attempt_id_of(self._native_id, line_no)
-        hold = self._holds.pop(line_no, None)
         billed, correction = cost, None
         if hold is not None:
-            settlement = Settlement(usage=said, cost_nanos=cost, price=row, finish=finish)
+            settlement = Settlement(
+                usage=said, cost_nanos=cost, price=row, is_estimated=is_estimated, finish=finish
+            )
             billed = self._ledger.settle(hold, settlement).billed_nanos
         else:
             correction = KnownCost(
@@ -107,6 +138,6 @@ class NativeMoney:
             cost_nanos=cost,
             billed_nanos=billed,
             list_nanos=cost_nanos(listed, said),
-            is_estimated=False,
+            is_estimated=is_estimated,
         )
         return line_cost, correction

@@ -83,12 +83,13 @@ class Collecting:
         unpaid, self._unpaid = self._unpaid, []
         if results:
             async with store.begin() as connection:
-                await keep_results(connection, results, out_of="submitted")
+                await keep_results(connection, results, out_of=("submitted",))
         costs: list[LineCost] = []
         corrections: list[KnownCost] = []
         for line_no, usage, finish in unpaid:
             cost, correction = self._money.settle(self._batch.id, line_no, usage, finish=finish)
-            costs.append(cost)
+            if cost is not None:
+                costs.append(cost)
             if correction is not None:
                 corrections.append(correction)
         if costs:
@@ -125,3 +126,8 @@ class Collecting:
             endpoint_id=endpoint_id,
             ended_at=self._gateway.wall_clock(),
         )
+
+
+def line_no_of(custom_id: str) -> int:
+    """The line of a custom_id as we gave it to a provider."""
+    return int(custom_id.rpartition(":")[2])

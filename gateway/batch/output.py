@@ -11,6 +11,7 @@ import structlog
 
 from gateway.batch.file_handlers import KEEP_S
 from gateway.batch.storage import FileStorage
+from gateway.errors import ServiceError
 from gateway.store.batch_work import (
     EndedLine,
     LineCost,
@@ -34,6 +35,12 @@ _WHY = {
 _ENDS = {"cancelling": "cancelled"}
 _JSON_OBJECT = re.compile(rb"\s*\{")
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Overtaken(ServiceError):
+    """What was to be written is written already; nothing of it was touched."""
+
+    code = "overtaken"
 
 
 class OutputWriter:
@@ -129,6 +136,9 @@ class OutputWriter:
             async with self._store.read() as connection:
                 page = await ended_lines(connection, batch_id, after_line=after, is_good=is_good)
             for line in page:
+                if line.body is None and line.status_code:
+                    # Answers go once they are in the files: another process has ended this batch.
+                    raise Overtaken(f"{batch_id} was ended by another process")
                 yield line
             if not page:
                 return

@@ -161,6 +161,7 @@ class LanePlanner:
                         lane=allocation.lane_id,
                         not_before=_wait_until(allocation, now),
                         count=allocation.count,
+                        now=now,
                     )
 
     async def _note(

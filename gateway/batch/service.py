@@ -130,12 +130,14 @@ async def cancel(
     row, _ = await find(lane, caller, batch_id, dialect=dialect)
     if row.is_ended:
         raise Conflict(f"{batch_id} has ended ({row.state}) and cannot be cancelled")
+    if row.state == "validating":
+        raise Conflict(f"{batch_id} is being made; cancel it once it is in_progress")
     async with lane.gateway.store.begin() as connection:
         is_first = await move_batch(
             connection,
             row.id,
             to="cancelling",
-            out_of=("validating", "in_progress"),
+            out_of=("in_progress",),
             values={"cancelling_at": lane.gateway.wall_clock()},
         )
     if is_first:

@@ -17,26 +17,27 @@ from sqlalchemy.exc import SQLAlchemyError
 from gateway.batch.creating import fail_half_created
 from gateway.batch.keeper import Keeper
 from gateway.batch.line_client import LineClient
-from gateway.batch.line_runner import LineRun
+from gateway.batch.line_runner import LineRun, key_refused
 from gateway.batch.native_lane import NativeLane
 from gateway.batch.offers import places_for_batch
 from gateway.batch.output import OutputWriter, fail
 from gateway.batch.planning import LanePlanner
 from gateway.batch.storage import FileStorage
 from gateway.core import Caller
-from gateway.errors import ApiError, ServiceError, Unauthenticated
+from gateway.errors import ServiceError, Unauthenticated
 from gateway.pipeline import Gateway
 from gateway.policy.placement import NATIVE
 from gateway.store.batch_work import (
     ClaimedLine,
-    LineResult,
     claim_lines,
+    drop_claims,
     end_open_lines,
     free_claims,
     put_back,
     renew_claims,
 )
-from gateway.store.batches import BatchRow, batches_in, line_counts, move_batch
+from gateway.store.batches import BatchRow, batches_in, move_batch, unended_of
+from gateway.store.native_batches import LaneDue, lanes_due
 
 log = structlog.get_logger()
 
@@ -49,6 +50,8 @@ CLAIM_ROWS_MAX = 64  # of one lane at a time
 LINES_AT_ONCE_MAX = 256  # of one process
 GRACE_S = 60.0  # for lines under way at the deadline
 RETRY_S = 1.0
+STORAGE_RETRY_S = 10.0
+CREATE_S_MAX = 900.0  # a batch that takes longer to make has lost its maker
 STOP_S = 10.0
 
 
@@ -77,6 +80,8 @@ class BatchWorker:
         self._something = asyncio.Event()
         self._planned_at_s = -PLAN_S
         self._known: frozenset[str] = frozenset()
+        self._due: list[LaneDue] = []
+        self._due_at_s = -LOOK_S
 
     @property
     def num_running(self) -> int:
@@ -120,15 +125,18 @@ class BatchWorker:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=STOP_S)
-        with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
-            await self._keeper.flush()
-            async with self._store.begin() as connection:
-                # `free_claims` of all that is ours: their time is over now.
-                await renew_claims(connection, owner=self._owner, until=0.0)
-                await free_claims(connection, now=self._gateway.wall_clock())
+        for work in (self._native.stop, self._keeper.flush, self._drop_claims):
+            try:
+                await work()
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                log.warning("batch work is left for the next start", error=error)
         for each in side:
             each.cancel()
         await asyncio.gather(*side, return_exceptions=True)
+
+    async def _drop_claims(self) -> None:
+        async with self._store.begin() as connection:
+            await drop_claims(connection, owner=self._owner)
 
     # Once
 
@@ -137,22 +145,34 @@ class BatchWorker:
         async with self._store.begin() as connection:
             alone = self._owner if self._store.is_sqlite else ""
             freed = await free_claims(connection, now=now, owner_not=alone)
-            half = await batches_in(connection, "validating") if self._store.is_sqlite else []
+        half = await self._fail_half_created(0.0 if self._store.is_sqlite else CREATE_S_MAX)
+        if freed or half:
+            log.info("batch work taken over", lines=freed, half_created=half)
+        await self._native.take_over()
+
+    async def _fail_half_created(self, age_s: float) -> int:
+        """Batches that nobody makes any more: so old, and still not whole."""
+        now = self._gateway.wall_clock()
+        async with self._store.read() as connection:
+            rows = await batches_in(connection, "validating")
+        half = [row for row in rows if now - row.created_at >= age_s]
         for row in half:
             await fail_half_created(self._store, row.id, now=now)
-        if freed or half:
-            log.info("batch work taken over", lines=freed, half_created=len(half))
-        await self._native.take_over()
+        return len(half)
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            with contextlib.suppress(SQLAlchemyError, OSError, TimeoutError):
-                now = self._gateway.wall_clock()
-                async with self._store.begin() as connection:
-                    if self._running:
-                        await renew_claims(connection, owner=self._owner, until=now + CLAIM_S)
-                    await free_claims(connection, now=now)
+            await self._until_done(self._renew_once)
+
+    async def _renew_once(self) -> None:
+        now = self._gateway.wall_clock()
+        async with self._store.begin() as connection:
+            running = list(self._running)
+            await renew_claims(connection, running, owner=self._owner, until=now + CLAIM_S)
+            await free_claims(connection, now=now)
+        await self._native.renew()
+        await self._fail_half_created(CREATE_S_MAX)
 
     # A round
 
@@ -162,21 +182,40 @@ class BatchWorker:
         now = self._gateway.wall_clock()
         async with self._store.read() as connection:
             rows = await batches_in(connection, "in_progress", "cancelling", "finalizing")
-            counts = await line_counts(connection, [row.id for row in rows])
+            unended = await unended_of(connection, [row.id for row in rows])
         active: list[BatchRow] = []
+        busy = {batch_id for batch_id, _ in self._running}
         for row in rows:
-            unended = counts[row.id].num_unended if row.id in counts else 0
             if row.state == "cancelling":
                 await self._cancel(row, now)
             elif row.state == "in_progress" and row.deadline_at <= now:
                 await self._expire(row, now)
             elif row.state == "in_progress":
                 active.append(row)
-            if unended == 0:
+            # The last lines' money may be on its way still.
+            if row.id not in unended and row.id not in busy:
                 await self._end(row, now)
-        await self._native.tend(rows, now=now)
-        await self._plan([row for row in active if counts[row.id].num_unended], now)
-        await self._claim(active, now)
+        await self._plan([row for row in active if row.id in unended], now)
+        await self._look_for_due(active, now)
+        self._native.serve(
+            rows, self._due, now=now, input_gone=self._fail_input, wake=self.wake_to_look
+        )
+        await self._claim(now)
+
+    def wake_to_look(self) -> None:
+        """What is due may have changed: see at once."""
+        self._due_at_s = -LOOK_S
+        self.wake()
+
+    async def _look_for_due(self, active: Sequence[BatchRow], now: float) -> None:
+        """Once a second: it reads every open line."""
+        known = {row.id for row in active}
+        clock_s = self._gateway.clock()
+        if clock_s - self._due_at_s >= LOOK_S:
+            async with self._store.read() as connection:
+                self._due = await lanes_due(connection, list(known), now=now)
+            self._due_at_s = clock_s
+        self._due = [each for each in self._due if each.batch_id in known]
 
     async def _cancel(self, row: BatchRow, now: float) -> None:
         """What was not sent is not sent; what runs ends as if its client had left."""
@@ -184,7 +223,7 @@ class BatchWorker:
             if await end_open_lines(connection, row.id, state="cancelled", now=now):
                 self.wake()
         self._stop_lines(row.id, "cancelled")
-        await self._native.cancel_batch(row.id)
+        self._native.cancel_batch(row.id)
 
     async def _expire(self, row: BatchRow, now: float) -> None:
         async with self._store.begin() as connection:
@@ -192,7 +231,7 @@ class BatchWorker:
                 self.wake()
         if now > row.deadline_at + GRACE_S:
             self._stop_lines(row.id, "expired")
-            await self._native.cancel_batch(row.id)
+            self._native.cancel_batch(row.id)
 
     def _stop_lines(self, batch_id: str, ends_as: str) -> None:
         for (of_batch, _), (_, client) in self._running.items():
@@ -202,22 +241,22 @@ class BatchWorker:
 
     async def _end(self, row: BatchRow, now: float) -> None:
         """All lines have ended: write the files. The first process to say so does it."""
-        was = row.state
-        if was != "finalizing":
-            async with self._store.begin() as connection:
-                is_ours = await move_batch(
-                    connection,
-                    row.id,
-                    to="finalizing",
-                    out_of=("in_progress", "cancelling"),
-                    values={"finalizing_at": now},
-                )
-            if not is_ours:
-                return
-        elif not self._store.is_sqlite and now - (row.finalizing_at or now) < CLAIM_S:
-            return  # somebody is at it; after a minute without an end, anybody may
-        cancelled = "cancelling" if row.cancelling_at is not None else was
-        await self._output.finish(row, was=cancelled, now=now)
+        is_begun = row.state == "finalizing"
+        if is_begun and not self._store.is_sqlite and now - (row.finalizing_at or now) < CLAIM_S:
+            return  # somebody is at it; after a minute without an end, one other may
+        await self._keeper.flush()
+        async with self._store.begin() as connection:
+            is_ours = await move_batch(
+                connection,
+                row.id,
+                to="finalizing",
+                out_of=("finalizing",) if is_begun else ("in_progress", "cancelling"),
+                values={"finalizing_at": now},
+                begun_at=row.finalizing_at,
+            )
+        if is_ours:
+            was = "cancelling" if row.cancelling_at is not None else row.state
+            await self._output.finish(row, was=was, now=now)
 
     async def _plan(self, rows: Sequence[BatchRow], now: float) -> None:
         """Every minute, and when a batch came or went."""
@@ -228,11 +267,11 @@ class BatchWorker:
         self._known, self._planned_at_s = known, clock_s
         leaving = await self._planner.replan(rows, now=now)
         for native_id in leaving:
-            await self._native.cancel(native_id)
+            self._native.cancel(native_id)
+        self._due_at_s = -LOOK_S
 
-    async def _claim(self, rows: Sequence[BatchRow], now: float) -> None:
-        lanes = await self._native.submit_due(rows, now=now)
-        for lane in lanes:
+    async def _claim(self, now: float) -> None:
+        for lane in dict.fromkeys(each.lane for each in self._due):
             endpoint_id, _, tier = lane.rpartition("#")
             room = self._room(endpoint_id)
             if tier == NATIVE or room <= 0:
@@ -273,8 +312,13 @@ class BatchWorker:
                     [each.num_bytes for each in lines],
                 )
             except FileNotFoundError:
-                await self._fail_batch(lines[0].batch_id, file_id)
+                await self._fail_input(file_id)
                 continue
+            except ServiceError:
+                later = self._gateway.wall_clock() + STORAGE_RETRY_S
+                for line in lines:
+                    await self._put_back(line, later, is_a_try=False)
+                raise
             for line, text in zip(lines, texts, strict=True):
                 client = LineClient()
                 endpoint_id = line.lane.rpartition("#")[0]
@@ -282,7 +326,8 @@ class BatchWorker:
                 task = asyncio.create_task(self._send(line, text, client))
                 self._running[line.batch_id, line.line_no] = (task, client)
 
-    async def _fail_batch(self, batch_id: str, file_id: str) -> None:
+    async def _fail_input(self, file_id: str) -> None:
+        """Batches whose input is gone can only end."""
         now = self._gateway.wall_clock()
         async with self._store.read() as connection:
             rows = await batches_in(connection, "in_progress")
@@ -291,7 +336,7 @@ class BatchWorker:
             "message": f"the content of {file_id} is gone; what was answered was paid for",
         }
         for row in rows:
-            if row.id == batch_id:
+            if row.input_file_id == file_id:
                 await fail(self._store, row, problem, now=now)
 
     async def _send(self, line: ClaimedLine, text: bytes, client: LineClient) -> None:
@@ -333,22 +378,8 @@ class BatchWorker:
         try:
             return await self._gateway.authenticator.caller_of(line.key_id)
         except Unauthenticated as error:
-            await self._keeper.keep(_refused(line, error, self._gateway.wall_clock()))
+            await self._keeper.keep(key_refused(line, error, self._gateway.wall_clock()))
             return None
-
-
-def _refused(line: ClaimedLine, error: ApiError, now: float) -> LineResult:
-    body = b'{"error":{"message":"the key of this batch is no longer valid","type":"%s"}}'
-    return LineResult(
-        batch_id=line.batch_id,
-        line_no=line.line_no,
-        state="errored",
-        status_code=error.status,
-        body=body % error.type.encode(),
-        request_id="",
-        endpoint_id="",
-        ended_at=now,
-    )
 
 
 def _tell_of_end(task: asyncio.Task[None]) -> None:

@@ -150,8 +150,9 @@ native_batches = sa.Table(
     _text("provider_batch_id"),
     _count("num_lines"),
     _text("error"),
+    _text("owner"),  # the process that has its holds and asks for it
     sa.Column("submitted_at", sa.Double),
-    sa.Column("polled_at", sa.Double),
+    sa.Column("polled_at", sa.Double),  # when its owner last said that it lives
     sa.Column("ended_at", sa.Double),
     _one_of("state", NATIVE_STATES),
     sa.Index("ix_native_batches_state", "state", "polled_at"),

@@ -12,11 +12,12 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.store.batch_tables import batch_lines, batch_results, batches
+from gateway.store.batch_tables import LINE_ENDS, batch_lines, batch_results, batches
 from gateway.store.ledger_tables import attempts
 from gateway.store.upsert import insert_into
 
 IDS_PER_QUERY_MAX = 500
+RETRY_WAIT_S_MAX = 120.0
 RESULT_ROWS_MAX = 1_000  # read at once for an output file
 
 
@@ -131,13 +132,30 @@ async def claim_lines(
     return [ClaimedLine(**row) for row in rows.mappings()]
 
 
-async def renew_claims(connection: AsyncConnection, *, owner: str, until: float) -> None:
+async def renew_claims(
+    connection: AsyncConnection, lines: Sequence[tuple[str, int]], *, owner: str, until: float
+) -> None:
+    """Keep these (batch, line number); what its owner has lost sight of must run out of time."""
     c = batch_lines.c
-    await connection.execute(
+    for begin in range(0, len(lines), IDS_PER_QUERY_MAX):
+        part = lines[begin : begin + IDS_PER_QUERY_MAX]
+        is_one = sa.tuple_(c.batch_id, c.line_no).in_(part)
+        await connection.execute(
+            sa.update(batch_lines)
+            .where(is_one, c.state == "leased", c.lease_owner == owner)
+            .values(lease_until=until)
+        )
+
+
+async def drop_claims(connection: AsyncConnection, *, owner: str) -> int:
+    """Open all that this owner still holds: it leaves."""
+    c = batch_lines.c
+    done = await connection.execute(
         sa.update(batch_lines)
         .where(c.state == "leased", c.lease_owner == owner)
-        .values(lease_until=until)
+        .values(state="open", lease_owner="", lease_until=None)
     )
+    return done.rowcount
 
 
 async def free_claims(connection: AsyncConnection, *, now: float, owner_not: str = "") -> int:
@@ -173,16 +191,20 @@ async def put_back(
 
 
 async def keep_results(
-    connection: AsyncConnection, results: Sequence[LineResult], *, out_of: str
+    connection: AsyncConnection, results: Sequence[LineResult], *, out_of: Sequence[str]
 ) -> None:
-    """End lines that are in the state `out_of`, and keep what they came to. Others stay."""
+    """
+    End lines that are in one of the states `out_of`, and keep what they came to. Others stay.
+
+    The first answer counts: of one that comes later nothing is kept, not its body either.
+    """
     c = batch_lines.c
     update = (
         sa.update(batch_lines)
         .where(
             c.batch_id == sa.bindparam("of_batch"),
             c.line_no == sa.bindparam("of_line"),
-            c.state == out_of,
+            sa.or_(*(c.state == each for each in out_of)),
         )
         .values({
             name: sa.bindparam(f"new_{name}")
@@ -202,11 +224,19 @@ async def keep_results(
         for each in results
     ]
     await connection.execute(update, changes)
-    kept = insert_into(connection, batch_results).on_conflict_do_nothing()
-    rows = [
-        {"batch_id": each.batch_id, "line_no": each.line_no, "body": each.body} for each in results
+    body = sa.bindparam("new_body", type_=batch_results.c.body.type)
+    ended = sa.select(c.batch_id, c.line_no, body).where(
+        c.batch_id == sa.bindparam("of_batch"),
+        c.line_no == sa.bindparam("of_line"),
+        c.state == sa.bindparam("new_state", type_=sa.Text()),
+        c.request_id == sa.bindparam("new_request_id", type_=sa.Text()),
+    )
+    names = ["batch_id", "line_no", "body"]
+    kept = insert_into(connection, batch_results).from_select(names, ended)
+    bodies = [
+        {**change, "new_body": each.body} for change, each in zip(changes, results, strict=True)
     ]
-    await connection.execute(kept, rows)
+    await connection.execute(kept.on_conflict_do_nothing(), bodies)
 
 
 async def keep_costs(connection: AsyncConnection, costs: Sequence[LineCost]) -> None:
@@ -232,7 +262,7 @@ async def uncosted_lines(connection: AsyncConnection, batch_id: str) -> list[tup
         sa.select(c.line_no, c.request_id)
         .where(
             c.batch_id == batch_id,
-            c.state == "succeeded",
+            c.state.in_(LINE_ENDS),
             c.attempt_id == "",
             c.request_id != "",
         )
@@ -302,8 +332,14 @@ async def move_lines(
     lane: str,
     not_before: float | None,
     count: int,
+    now: float,
 ) -> int:
-    """Put so many open lines of a group on another lane, or on the same one at another time."""
+    """
+    Put so many open lines of a group on another lane, or on the same one at another time.
+
+    What would not change is not written. A line that stays and waits for at most RETRY_WAIT_S_MAX
+    waits to be tried again, which is not the plan's to change.
+    """
     c = batch_lines.c
     of_group = sa.and_(
         c.batch_id == group.batch_id,
@@ -315,6 +351,11 @@ async def move_lines(
     if count < group.count:
         chosen = sa.select(c.line_no).where(of_group).order_by(c.line_no).limit(count)
         condition = sa.and_(of_group, c.line_no.in_(chosen.scalar_subquery()))
+    if lane == group.lane:
+        is_other = c.not_before.is_distinct_from(not_before)
+        if not_before is None:
+            is_other = c.not_before > now + RETRY_WAIT_S_MAX
+        condition = sa.and_(condition, is_other)
     done = await connection.execute(
         sa.update(batch_lines).where(condition).values(lane=lane, not_before=not_before)
     )

@@ -9,7 +9,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.store.batch_tables import LINE_ENDS, batch_lines, batch_results, batches
+from gateway.store.batch_tables import (
+    LINE_ENDS,
+    batch_lines,
+    batch_results,
+    batches,
+    native_batches,
+)
 
 PAGE_ROWS_MAX = 100
 INSERT_ROWS_MAX = 2_000  # a statement: other writers of SQLite wait for it
@@ -162,12 +168,19 @@ async def move_batch(
     to: str,
     out_of: Sequence[str],
     values: Mapping[str, Any] | None = None,
+    begun_at: float | None = None,
 ) -> bool:
-    """Change the state if it is one of `out_of`. False: somebody else was first."""
+    """
+    Change the state if it is one of `out_of`. False: somebody else was first.
+
+    Out of `finalizing` only where it was last begun at `begun_at`: two that go on with it take
+    turns.
+    """
+    conditions = [batches.c.id == batch_id, batches.c.state.in_(out_of)]
+    if begun_at is not None:
+        conditions.append(batches.c.finalizing_at == begun_at)
     done = await connection.execute(
-        sa.update(batches)
-        .where(batches.c.id == batch_id, batches.c.state.in_(out_of))
-        .values(state=to, **(values or {}))
+        sa.update(batches).where(*conditions).values(state=to, **(values or {}))
     )
     return done.rowcount == 1
 
@@ -209,6 +222,19 @@ async def line_counts(
             num_estimated=known.num_estimated + int(row.estimated),
         )
     return found
+
+
+async def unended_of(connection: AsyncConnection, batch_ids: Sequence[str]) -> set[str]:
+    """Which of these batches have lines that have not ended, or results that are not collected."""
+    c, n = batch_lines.c, native_batches.c
+    has_some = sa.exists().where(
+        c.batch_id == batches.c.id, c.state.in_(("open", "leased", "submitted"))
+    )
+    has_native = sa.exists().where(
+        n.batch_id == batches.c.id, n.state.not_in(("collected", "lost"))
+    )
+    query = sa.select(batches.c.id).where(batches.c.id.in_(batch_ids), sa.or_(has_some, has_native))
+    return set((await connection.execute(query)).scalars())
 
 
 async def drop_lines(connection: AsyncConnection, batch_id: str) -> None:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.batch_tables import batch_lines, batches, native_batches
+from gateway.store.ledger_tables import attempts
 
 OPEN_STATES = ("submitting", "running", "cancelling", "ended")
 HISTORY_ROWS = 64  # of one endpoint, for its turnaround
@@ -26,6 +27,7 @@ class NativeRow(msgspec.Struct, frozen=True, kw_only=True):
     provider_batch_id: str = ""
     num_lines: int = 0
     error: str = ""
+    owner: str = ""
     submitted_at: float | None = None
     polled_at: float | None = None
     ended_at: float | None = None
@@ -147,12 +149,56 @@ async def native_in(connection: AsyncConnection, *states: str) -> list[NativeRow
     return [NativeRow(**row) for row in (await connection.execute(query)).mappings()]
 
 
+async def take_natives(
+    connection: AsyncConnection, *, owner: str, now: float, silent_since: float
+) -> list[NativeRow]:
+    """
+    All open ones of this owner, after it has said that it lives.
+
+    Those whose owner has not said so since `silent_since` become its own; two that take the same
+    one take turns, and the second finds it alive.
+    """
+    c = native_batches.c
+    is_open = c.state.in_(OPEN_STATES)
+    seen_at = sa.func.coalesce(c.polled_at, c.submitted_at, 0.0)
+    await connection.execute(
+        sa.update(native_batches)
+        .where(is_open, sa.or_(c.owner == owner, seen_at < silent_since))
+        .values(owner=owner, polled_at=now)
+    )
+    query = sa.select(*_COLUMNS).where(is_open, c.owner == owner).order_by(c.submitted_at, c.id)
+    return [NativeRow(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def leave_natives(connection: AsyncConnection, *, owner: str) -> None:
+    """Whoever comes may have them at once."""
+    c = native_batches.c
+    await connection.execute(
+        sa.update(native_batches)
+        .where(c.state.in_(OPEN_STATES), c.owner == owner)
+        .values(owner="", polled_at=0.0)
+    )
+
+
+async def has_unsettled(connection: AsyncConnection, row: NativeRow) -> bool:
+    """Whether the ledger has an attempt of it that has not ended: not even by an estimate."""
+    c = batch_lines.c
+    attempt_id = sa.literal(f"att_{row.id}_", sa.Text()) + sa.cast(c.line_no, sa.Text())
+    query = (
+        sa.select(attempts.c.attempt_id)
+        .join(batch_lines, attempts.c.attempt_id == attempt_id)
+        .where(c.batch_id == row.batch_id, c.native_id == row.id, attempts.c.state == "sent")
+        .limit(1)
+    )
+    return (await connection.execute(query)).first() is not None
+
+
 async def native_history(connection: AsyncConnection, endpoint_id: str) -> list[NativeRow]:
-    """Those that ended last, the oldest first."""
+    """Those that ended last and were collected, the oldest first."""
     c = native_batches.c
     query = (
         sa.select(*_COLUMNS)
-        .where(c.endpoint_id == endpoint_id, c.ended_at.is_not(None))
+        .where(c.endpoint_id == endpoint_id, c.state == "collected")
         .order_by(c.ended_at.desc())
         .limit(HISTORY_ROWS)
     )

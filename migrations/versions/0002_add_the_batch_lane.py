@@ -159,6 +159,7 @@ def upgrade() -> None:
         sa.Column("provider_batch_id", sa.Text(), server_default="", nullable=False),
         sa.Column("num_lines", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("error", sa.Text(), server_default="", nullable=False),
+        sa.Column("owner", sa.Text(), server_default="", nullable=False),
         sa.Column("submitted_at", sa.Double(), nullable=True),
         sa.Column("polled_at", sa.Double(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),

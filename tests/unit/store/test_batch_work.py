@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.batch_tables import batch_lines
 from gateway.store.batch_work import (
@@ -33,16 +35,19 @@ from gateway.store.batches import (
     line_counts,
     list_batches,
     move_batch,
+    unended_of,
 )
 from gateway.store.engine import Store
 from gateway.store.native_batches import (
     NativeRow,
     gather_lines,
     lanes_due,
+    leave_natives,
     members_of,
     native_history,
     native_in,
     reopen_members,
+    take_natives,
     update_native,
 )
 
@@ -157,6 +162,7 @@ async def test_lines_wait_for_their_time_their_lane_and_their_batch(store: Store
             lane=LANE,
             not_before=None,
             count=1,
+            now=999.0,
         )
     assert moved == 1
     assert await claimed(store, "a", 9, now=999.0) == []  # it is being cancelled
@@ -167,7 +173,8 @@ async def test_a_dead_owners_claims_are_freed_and_a_living_ones_renewed(store: S
     await claimed(store, "dead", 1)
     await claimed(store, "alive", 1)
     async with store.begin() as connection:
-        await renew_claims(connection, owner="alive", until=400.0)
+        # A line of its own that its owner does not name runs out of time as a dead one's does.
+        await renew_claims(connection, [("batch_1", 2)], owner="alive", until=400.0)
         assert await free_claims(connection, now=161.0) == 1
     assert await states(store) == {1: "open", 2: "leased"}
     async with store.begin() as connection:
@@ -179,9 +186,10 @@ async def test_an_end_is_written_once_and_a_line_put_back_is_sent_again(store: S
     await filled(store, 3)
     lines = await claimed(store, "a", 3)
     async with store.begin() as connection:
-        await keep_results(connection, [result(1), result(2)], out_of="leased")
+        await keep_results(connection, [result(1), result(2)], out_of=("leased",))
         # A second answer to a line that has ended changes nothing.
-        await keep_results(connection, [result(1, state="errored", body=b"other")], out_of="leased")
+        late = result(1, state="errored", body=b"other")
+        await keep_results(connection, [late], out_of=("leased",))
         await put_back(connection, lines, owner="a", not_before=None, is_a_try=False)
     assert await states(store) == {1: "succeeded", 2: "succeeded", 3: "open"}
     (again,) = await claimed(store, "b", 3)
@@ -195,7 +203,7 @@ async def test_costs_and_counts_add_up(store: Store) -> None:
     await filled(store, 4)
     await claimed(store, "a", 2)
     async with store.begin() as connection:
-        await keep_results(connection, [result(1)], out_of="leased")
+        await keep_results(connection, [result(1)], out_of=("leased",))
         cost = LineCost(
             batch_id="batch_1",
             line_no=1,
@@ -218,7 +226,7 @@ async def test_part_of_a_group_moves_and_the_rest_stays(store: Store) -> None:
     async with store.begin() as connection:
         (group,) = await unended_groups(connection, ["batch_1"])
         assert (group.count, group.prompt_tokens, group.output_tokens) == (5, 10.0, 3.0)
-        await move_lines(connection, group, lane="q/m#native", not_before=7.0, count=2)
+        await move_lines(connection, group, lane="q/m#native", not_before=7.0, count=2, now=1.0)
         found = {each.lane: each.count for each in await unended_groups(connection, ["batch_1"])}
         due = await lanes_due(connection, ["batch_1"], now=8.0)
         early = await lanes_due(connection, ["batch_1"], now=6.0)
@@ -242,7 +250,7 @@ async def test_a_providers_batch_takes_lines_and_gives_back_what_it_did_not_do(
         members = await gather_lines(connection, row, lane=LANE, now=100.0, limit=3)
         assert [each.line_no for each in members] == [1, 2, 3]
         assert [each.id for each in await native_in(connection, "submitting")] == ["nb_1"]
-        await keep_results(connection, [result(2)], out_of="submitted")
+        await keep_results(connection, [result(2)], out_of=("submitted",))
         left = await members_of(connection, row)
         assert [each.line_no for each in left] == [1, 3]
         assert await reopen_members(connection, row, [1], state="expired", now=9.0) == 1
@@ -272,3 +280,75 @@ async def test_batches_are_found_by_their_tenant_only_and_page(store: Store) -> 
         before = await list_batches(connection, "t", limit=1, before=rest[0])
     assert [each.id for each in [*first, *rest]] == ["b4", "b3", "b2", "b1", "b0"]
     assert [each.id for each in before] == ["b3"]
+
+
+async def test_a_late_answer_leaves_no_body_behind_for_the_answer_that_counts(store: Store) -> None:
+    await filled(store, 1)
+    await claimed(store, "slow", 1)
+    async with store.begin() as connection:
+        await free_claims(connection, now=900.0)  # its owner was taken for dead
+        late = result(1, state="errored", body=b"late")
+        await keep_results(connection, [late], out_of=("leased",))
+    assert await states(store) == {1: "open"}
+    await claimed(store, "quick", 1)
+    async with store.begin() as connection:
+        good = msgspec.structs.replace(result(1, body=b"good"), request_id="req_2")
+        await keep_results(connection, [good], out_of=("leased",))
+        (kept,) = await ended_lines(connection, "batch_1", after_line=0, is_good=True)
+    assert (kept.request_id, kept.body) == ("req_2", b"good")
+
+
+async def test_a_plan_that_changes_nothing_writes_nothing_and_lets_retries_wait(
+    store: Store,
+) -> None:
+    await filled(store, 3)
+    lines = await claimed(store, "a", 1)
+    async with store.begin() as connection:
+        await put_back(connection, lines, owner="a", not_before=190.0, is_a_try=True)
+        (group,) = await unended_groups(connection, ["batch_1"])
+        at: dict[str, Any] = {"not_before": None, "count": 3, "now": 100.0}
+        assert await move_lines(connection, group, lane=LANE, **at) == 0
+        assert await _due(connection, 189.0) == [2, 3]
+        assert await move_lines(connection, group, lane=LANE, **{**at, "not_before": 9e9}) == 3
+        assert await move_lines(connection, group, lane=LANE, **at) == 3
+        assert await _due(connection, 101.0) == [1, 2, 3]
+
+
+async def test_a_providers_batch_belongs_to_one_process_until_that_falls_silent(
+    store: Store,
+) -> None:
+    await filled(store, 1)
+    row = NativeRow(
+        id="nb_1",
+        batch_id="batch_1",
+        endpoint_id="p/m",
+        state="submitting",
+        owner="a",
+        submitted_at=100.0,
+    )
+    async with store.begin() as connection:
+        await gather_lines(connection, row, lane=LANE, now=100.0, limit=1)
+        assert await take_natives(connection, owner="b", now=130.0, silent_since=90.0) == []
+        (mine,) = await take_natives(connection, owner="a", now=130.0, silent_since=90.0)
+        assert (mine.id, mine.polled_at) == ("nb_1", 130.0)
+        (taken,) = await take_natives(connection, owner="b", now=300.0, silent_since=180.0)
+        assert taken.owner == "b"
+        assert await take_natives(connection, owner="a", now=301.0, silent_since=181.0) == []
+        await leave_natives(connection, owner="b")
+        assert await take_natives(connection, owner="a", now=302.0, silent_since=182.0)
+
+
+async def test_batches_with_lines_to_do_are_told_from_those_without(store: Store) -> None:
+    await filled(store, 2)
+    async with store.begin() as connection:
+        await insert_batch(connection, batch("batch_2"))
+        assert await unended_of(connection, ["batch_1", "batch_2"]) == {"batch_1"}
+        await end_open_lines(connection, "batch_1", state="cancelled", now=1.0)
+        assert await unended_of(connection, ["batch_1"]) == set()
+
+
+async def _due(connection: AsyncConnection, now: float) -> list[int]:
+    """Line numbers that a worker would get; given back as they were."""
+    found = await claim_lines(connection, owner="look", lane=LANE, now=now, until=now, limit=9)
+    await put_back(connection, found, owner="look", not_before=None, is_a_try=False)
+    return [each.line_no for each in found]
