@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.core import dollars
 from gateway.ledger.corrections import KnownCost, correct_attempts
 from gateway.ledger.exports.reader import ExportReader
-from gateway.ledger.exports.rows import ExportError, family_of
+from gateway.ledger.exports.rows import family_of
 from gateway.ledger.reconcile_days import ModelDay, model_day, plan_day
 from gateway.ledger.reconcile_ours import (
     SHARED,
@@ -24,8 +24,8 @@ from gateway.ledger.reconcile_ours import (
     Ours,
     Sum,
     find_attempts,
-    known_providers,
     read_ours,
+    require_provider,
 )
 from gateway.ledger.reconcile_theirs import (
     ALL_MODELS,
@@ -95,14 +95,13 @@ async def reconcile(
     try:
         theirs = add_up(reader, ids, aliases)
         async with store.read() as connection:
-            await _require(connection, provider)
+            await require_provider(connection, provider)
             imported = await get_meta(connection, _mark(provider, reader.sha256))
             ours = await read_ours(
                 connection,
                 provider,
                 (theirs.first_day, theirs.last_day),
                 has_models=theirs.has_models,
-                is_sqlite=store.is_sqlite,
             )
             matched = _Matched()
             for chunk in ids.chunks(IDS_PER_QUERY):
@@ -124,13 +123,6 @@ async def reconcile(
         result = msgspec.structs.replace(result, num_corrected=num)
         await _conclude(store, result, now)
     return result
-
-
-async def _require(connection: AsyncConnection, provider: str) -> None:
-    names = await known_providers(connection)
-    if provider not in names:
-        known = ", ".join(names) or "of none yet"
-        raise ExportError(f"the ledger has no attempts of a provider {provider!r}; it has: {known}")
 
 
 async def _match(

@@ -15,13 +15,13 @@ from gateway.core import PriceRow
 from gateway.ledger.corrections import MONEY, TOKENS, Corrected, booked_usage, corrections_of
 from gateway.ledger.exports.rows import ExportError, family_of
 from gateway.ledger.reconcile_theirs import ALL_MODELS, Group
-from gateway.ledger.report import day_number
 from gateway.ledger.windows import SECONDS_PER_DAY, day_of
 from gateway.store.batch_tables import corrections
 from gateway.store.ledger_tables import attempts
 from gateway.wire.usage import BUCKETS, Usage
 
 ESTIMATED_MAX = 200_000
+DAYS_MAX = 400
 SHARED = " (shared)"  # ends the source of a correction that is a share, not the attempt's own bill
 _COLUMNS = (
     "attempt_id", "request_id", "endpoint_id", "sent_at", "is_estimated", "hold_nanos",
@@ -84,30 +84,35 @@ def provider_model(endpoint_id: str) -> str:
     return endpoint_id.partition("/")[2].partition("#")[0] or endpoint_id
 
 
-async def known_providers(connection: AsyncConnection) -> list[str]:
-    query = sa.select(attempts.c.provider).distinct().order_by(attempts.c.provider).limit(100)
-    return list((await connection.execute(query)).scalars())
+async def require_provider(connection: AsyncConnection, provider: str) -> None:
+    """ExportError, which names those there are, when no attempt is of `provider`."""
+    c = attempts.c
+    one = await connection.execute(sa.select(c.attempt_id).where(c.provider == provider).limit(1))
+    if one.first() is None:
+        query = sa.select(c.provider).distinct().order_by(c.provider).limit(100)
+        names = ", ".join((await connection.execute(query)).scalars()) or "of none yet"
+        raise ExportError(f"the ledger has no attempts of a provider {provider!r}; it has: {names}")
 
 
 async def read_ours(
-    connection: AsyncConnection,
-    provider: str,
-    days: tuple[str, str],
-    *,
-    has_models: bool,
-    is_sqlite: bool,
+    connection: AsyncConnection, provider: str, days: tuple[str, str], *, has_models: bool
 ) -> Ours:
     """
     Everything settled of `provider` from the first of `days` to the last, both whole UTC days.
 
-    Without models all of a day is one group. ExportError where too much is estimated to be told
-    one by one.
+    Without models all of a day is one group. ExportError where these are too many days, or too
+    much is estimated to be told one by one.
     """
     c = attempts.c
     first, last = (_unix_s(day) for day in days)
-    here = (c.provider == provider, c.sent_at >= first, c.sent_at < last + SECONDS_PER_DAY)
+    num_days = (last - first) // SECONDS_PER_DAY + 1
+    if num_days > DAYS_MAX:
+        raise ExportError(
+            f"{num_days} days from {days[0]} to {days[1]}; reconcile at most {DAYS_MAX} at a time"
+        )
     ours = Ours()
-    await _add_exact(connection, ours, here, days, has_models=has_models, is_sqlite=is_sqlite)
+    for start in range(first, last + 1, SECONDS_PER_DAY):  # each within a statement's time
+        await _add_exact(connection, ours, provider, start, has_models=has_models)
     corrected = await corrections_of(
         connection,
         corrections.c.provider == provider,
@@ -115,7 +120,11 @@ async def read_ours(
         corrections.c.day <= days[1],
     )
     query = sa.select(*(c[name] for name in _COLUMNS)).where(
-        *here, c.state == "settled", c.is_estimated
+        c.provider == provider,
+        c.sent_at >= first,
+        c.sent_at < last + SECONDS_PER_DAY,
+        c.state == "settled",
+        c.is_estimated,
     )
     for num, row in enumerate(await connection.execute(query.limit(ESTIMATED_MAX + 1))):
         if num == ESTIMATED_MAX:
@@ -129,8 +138,6 @@ async def read_ours(
             ours.exact_of(each.group).add(each.nanos, each.tokens)
         else:
             ours.estimated[each.attempt_id] = each
-    in_flight = sa.select(sa.func.count()).select_from(attempts).where(*here, c.state == "sent")
-    ours.num_in_flight = int((await connection.execute(in_flight)).scalar_one())
     return ours
 
 
@@ -153,38 +160,41 @@ async def find_attempts(
 
 
 async def _add_exact(
-    connection: AsyncConnection,
-    ours: Ours,
-    here: tuple[sa.ColumnElement[bool], ...],
-    days: tuple[str, str],
-    *,
-    has_models: bool,
-    is_sqlite: bool,
+    connection: AsyncConnection, ours: Ours, provider: str, start: int, *, has_models: bool
 ) -> None:
+    """Of the day that begins at `start` (unix seconds)."""
     c, k = attempts.c, corrections.c
     moved = (
         sa.select(k.attempt_id, sa.func.sum(k.cost_nanos).label("nanos"))
-        .where(k.day >= days[0], k.day <= days[1])
+        .where(k.provider == provider, k.day == day_of(start))
         .group_by(k.attempt_id)
         .subquery()
     )
-    day = day_number(is_sqlite=is_sqlite)
     query = (
         sa.select(
             c.endpoint_id,
-            day.label("day"),
+            c.state,
             sa.func.count().label("attempts"),
             sa.func.sum(c.cost_nanos + sa.func.coalesce(moved.c.nanos, 0)).label("nanos"),
             *(sa.func.sum(c[name]).label(name) for name in TOKENS),
         )
         .outerjoin(moved, moved.c.attempt_id == c.attempt_id)
-        .where(*here, c.state == "settled", ~c.is_estimated)
-        .group_by(c.endpoint_id, day)
+        .where(
+            c.provider == provider,
+            c.sent_at >= start,
+            c.sent_at < start + SECONDS_PER_DAY,
+            ~c.is_estimated,
+            c.state.in_(("settled", "sent")),
+        )
+        .group_by(c.endpoint_id, c.state)
     )
     for row in await connection.execute(query):
-        group = _group(row.endpoint_id, int(row.day) * SECONDS_PER_DAY, has_models=has_models)
+        if row.state == "sent":
+            ours.num_in_flight += int(row.attempts)
+            continue
         _note_name(ours, row.endpoint_id)
         tokens = [int(getattr(row, name)) for name in TOKENS]
+        group = _group(row.endpoint_id, start, has_models=has_models)
         ours.exact_of(group).add(int(row.nanos), tokens, int(row.attempts))
 
 
@@ -214,5 +224,5 @@ def _note_name(ours: Ours, endpoint_id: str) -> None:
     ours.names.setdefault(family_of(model), set()).add(model)
 
 
-def _unix_s(day: str) -> float:
-    return datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+def _unix_s(day: str) -> int:
+    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())

@@ -143,17 +143,12 @@ async def _moved_tokens(
     return moved
 
 
-def day_number(*, is_sqlite: bool) -> sa.ColumnElement[int]:
-    """The UTC day that an attempt was sent on, counted from 1970-01-01."""
-    days = attempts.c.sent_at / SECONDS_PER_DAY
-    # A cast cuts off on SQLite and rounds on PostgreSQL.
-    return sa.cast(days if is_sqlite else sa.func.floor(days), sa.BigInteger)
-
-
 def _group(by: By, *, is_sqlite: bool) -> sa.ColumnElement[Any]:
     c = attempts.c
     if by == "day":
-        return day_number(is_sqlite=is_sqlite)
+        days = c.sent_at / SECONDS_PER_DAY
+        # A cast cuts off on SQLite and rounds on PostgreSQL.
+        return sa.cast(days if is_sqlite else sa.func.floor(days), sa.BigInteger)
     columns: dict[str, sa.Column[str]] = {
         "model": c.model,
         "key": c.key_id,

@@ -19,7 +19,7 @@ from gateway.ledger.verify import verify
 from gateway.simulator.meter import InvoiceLine
 from gateway.wire.usage import Usage
 from tests.support.invoices import write_invoice
-from tests.support.ledgers import Bench, attempt_rows, bench
+from tests.support.ledgers import DOLLAR, Bench, add_budget, attempt_rows, bench, request_of
 from tests.support.reconciling import (
     DAY_1,
     DAY_2,
@@ -160,8 +160,9 @@ async def test_a_later_statement_of_a_day_moves_the_shares_again(tmp_path: Path)
         assert await verify(at.store, None) == []
 
 
-async def test_tokens_follow_and_are_in_reports(tmp_path: Path) -> None:
-    async with ledger_bench("sqlite", tmp_path) as at:
+@pytest.mark.parametrize("database", DATABASES)
+async def test_tokens_follow_and_are_in_reports(tmp_path: Path, database: str) -> None:
+    async with ledger_bench(database, tmp_path) as at:
         await settle(
             at,
             {"id": "exact", "cost": 20, "usage": Usage(input=10, output=5)},
@@ -282,6 +283,26 @@ async def test_too_many_estimates_are_refused(
         assert await num_corrections(at.store) == 0
 
 
+async def test_more_days_than_are_summed_at_once_are_refused(tmp_path: Path) -> None:
+    async with ledger_bench("sqlite", tmp_path) as at:
+        await settle(at, {"id": "a", "cost": 100})
+        with pytest.raises(ExportError, match="3653 days from 2016-01-01 to 2025-12-31; reconcile"):
+            await compare(at.store, plain(("2016-01-01", "m", 1, ""), ("2025-12-31", "m", 1, "")))
+
+
+async def test_attempts_in_flight_are_counted_and_not_compared(tmp_path: Path) -> None:
+    async with ledger_bench("sqlite", tmp_path) as at:
+        await settle(at, {"id": "a", "cost": 100})
+        ledger = at.ledger("two")
+        await ledger.start()
+        await ledger.reserve(request_of("open", 100))
+        await ledger.flush()
+        found = await compare(at.store, plain((DAY_1, "model-1", usd(100), "")))
+        await ledger.close()
+
+        assert (found.num_in_flight, found.total.num_attempts, found.alerts) == (1, 1, ())
+
+
 async def test_an_export_that_breaks_in_the_middle_books_nothing(tmp_path: Path) -> None:
     async with ledger_bench("sqlite", tmp_path) as at:
         await settle(at, {"id": "a", "cost": 100, "is_estimated": True})
@@ -366,8 +387,6 @@ def test_whatever_is_reconciled_balances(
 async def balances(
     at: Bench, some: list[dict[str, object]], rows: list[tuple[str, ...]], seed: int
 ) -> None:
-    from tests.support.ledgers import DOLLAR, add_budget
-
     await add_budget(at.store, "b", DOLLAR)
     await settle(at, *({"id": f"a{idx}", **each} for idx, each in enumerate(some)))
     before = await attempt_rows(at.store)
