@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+ASSETS := gateway/dashboard/assets/htmx.min.js
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check lock bench aot compare-vllm wheel audit clean
@@ -14,9 +15,9 @@ help: ## list these targets
 	@echo '  PYTHON=python3.12 chooses the interpreter; ARGS="..." is passed on to most of them;'
 	@echo '  LITE=1 runs without a model of its own (300 MB less); TORCH="torch==..." chooses its build'
 
-setup: $(VENV)/.installed ## make .venv from the lock (run, test and check do it by themselves)
+setup: $(VENV)/.installed $(ASSETS) ## make .venv from the lock (run, test and check do it by themselves)
 
-run: $(VENV)/.runnable ## start LoopRouter: prints the status page, one key and a curl line
+run: $(VENV)/.runnable $(ASSETS) ## start LoopRouter: prints the status page, one key and a curl line
 	@$(if $(LITE),:,$(BIN)/python deploy/set_up_backend.py)
 	@$(BIN)/looprouter up $(if $(LITE),--lite) $(ARGS)
 
@@ -45,7 +46,7 @@ audit: setup ## check hashes, start-up hooks and advisories of what is installed
 	@$(BIN)/python deploy/audit.py
 
 clean: ## remove .venv and everything built
-	@rm -rf $(VENV) build dist tests/e2e/node/node_modules .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) build dist gateway/dashboard/assets tests/*/node/node_modules .mypy_cache .ruff_cache .pytest_cache
 
 # Stamps: each step runs once, and again only when what it depends on has changed.
 $(VENV)/.created:
@@ -77,3 +78,7 @@ $(VENV)/.torch: deploy/install_torch.py pyproject.toml $(VENV)/.locked
 
 $(VENV)/.installed: $(VENV)/.runnable $(VENV)/.torch
 	@touch $@
+
+# Where they cannot be had it says so and goes on: the dashboard works without them.
+$(ASSETS): deploy/build_assets.py deploy/assets/package-lock.json deploy/assets/files.json | $(VENV)/.created
+	@$(BIN)/python deploy/build_assets.py

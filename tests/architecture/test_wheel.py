@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.audit import read_lock
+from deploy.build_assets import wanted_files
 from tests.support.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,18 @@ def test_wheel_holds_the_sources_of_the_native_kernels(wheel: Path) -> None:
     assert sources <= names
     # Built on the machine that runs them, into its own cache: never shipped.
     assert not [name for name in names if name.endswith((".so", ".o", ".a", ".dylib"))]
+
+
+def test_wheel_holds_the_browser_libraries_of_the_dashboard_with_their_licences(
+    wheel: Path,
+) -> None:
+    folder = "gateway/dashboard/assets/"
+    shipped = {name.removeprefix(folder) for name in _names(wheel) if name.startswith(folder)}
+
+    assert shipped == wanted_files().keys()
+    assert {name.split(".")[0] for name in shipped} == {
+        name.split(".")[0] for name in shipped if name.endswith(".LICENSE.txt")
+    }
 
 
 def test_wheel_holds_no_tests_caches_or_deployment(wheel: Path) -> None:
