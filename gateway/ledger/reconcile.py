@@ -96,7 +96,8 @@ async def reconcile(
         theirs = add_up(reader, ids, aliases)
         async with store.read() as connection:
             await require_provider(connection, provider)
-            imported = await get_meta(connection, _mark(provider, reader.sha256))
+            mark = _mark(provider, reader.sha256, aliases)
+            imported = await get_meta(connection, mark)
             ours = await read_ours(
                 connection,
                 provider,
@@ -121,7 +122,7 @@ async def reconcile(
     if not is_dry_run and imported is None:
         num = await correct_attempts(store, known, kind="reconcile", now=now)
         result = msgspec.structs.replace(result, num_corrected=num)
-        await _conclude(store, result, now)
+        await _conclude(store, result, mark, now)
     return result
 
 
@@ -186,6 +187,9 @@ def _plan(
     known: list[KnownCost] = []
     days: list[ModelDay] = []
     groups = {*theirs.groups, *matched.theirs, *ours.exact, *by_group}
+    # Days with a model that is none of ours; perhaps it is, under a name we do not know.
+    of_ours = {*matched.theirs, *ours.exact, *by_group}
+    strange = {group[1] for group in theirs.groups if group not in of_ours}
     for group in sorted(groups, key=lambda each: (each[1], each[0])):
         rest = theirs.groups.get(group) or Charge()
         exact = ours.exact.get(group) or Sum()
@@ -193,6 +197,8 @@ def _plan(
         plan = plan_day(reader.format, theirs.measures, rest, exact, its, billed.get(group, []))
         if is_booked:
             plan = plan.unchanged()
+        elif not rest.rows and group[1] in strange:
+            plan = plan.without_shares()
         known += plan.known(source, source + SHARED)
         exact.add_all(matched.ours.get(group) or Sum())
         rest.add_all(matched.theirs.get(group) or Charge())
@@ -241,7 +247,7 @@ def _result(
     )
 
 
-async def _conclude(store: Store, result: Reconciliation, now: float) -> None:
+async def _conclude(store: Store, result: Reconciliation, mark: str, now: float) -> None:
     """That this file was imported, and an event for those who ask later what was found."""
     detail: dict[str, Any] = {
         "export": result.export[:200],
@@ -262,9 +268,11 @@ async def _conclude(store: Store, result: Reconciliation, now: float) -> None:
         detail=detail,
     )
     async with store.begin() as connection:
-        await put_meta(connection, _mark(result.provider, result.sha256), repr(now))
+        await put_meta(connection, mark, repr(now))
         await append_events(connection, [event])
 
 
-def _mark(provider: str, sha256: str) -> str:
-    return f"reconciled:{provider}:{sha256}"
+def _mark(provider: str, sha256: str, aliases: dict[str, str]) -> str:
+    """What is noted of an import. Under other names for its models a file is another one."""
+    names = "".join(f":{theirs}={ours}" for theirs, ours in sorted(aliases.items()))
+    return f"reconciled:{provider}:{sha256}{names}"

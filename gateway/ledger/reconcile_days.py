@@ -121,14 +121,14 @@ class DayPlan:
     def all(self) -> tuple[tuple[Attempt, int, Usage], ...]:
         return self.shared + self.by_id
 
+    def without_shares(self) -> DayPlan:
+        """The plan that corrects only what has a bill of its own."""
+        return DayPlan(self.format, self.measures, _as_they_are(self.shared), self.by_id)
+
     def unchanged(self) -> DayPlan:
         """The plan that corrects nothing."""
-        return DayPlan(
-            self.format,
-            self.measures,
-            tuple((each, each.nanos, each.usage) for each, _, _ in self.shared),
-            tuple((each, each.nanos, each.usage) for each, _, _ in self.by_id),
-        )
+        by_id = _as_they_are(self.by_id)
+        return DayPlan(self.format, self.measures, _as_they_are(self.shared), by_id)
 
     def known(self, source: str, shared_source: str) -> list[KnownCost]:
         """The attempts that change."""
@@ -143,6 +143,12 @@ class DayPlan:
             for attempt, nanos, usage in some
             if nanos != attempt.nanos or usage != attempt.usage
         ]
+
+
+def _as_they_are(
+    planned: tuple[tuple[Attempt, int, Usage], ...],
+) -> tuple[tuple[Attempt, int, Usage], ...]:
+    return tuple((each, each.nanos, each.usage) for each, _, _ in planned)
 
 
 def plan_day(

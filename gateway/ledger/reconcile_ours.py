@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import PriceRow
-from gateway.ledger.corrections import MONEY, TOKENS, Corrected, booked_usage, corrections_of
+from gateway.ledger.corrections import Corrected, booked_usage, corrections_of
 from gateway.ledger.exports.rows import ExportError, family_of
 from gateway.ledger.reconcile_theirs import ALL_MODELS, Group
 from gateway.ledger.windows import SECONDS_PER_DAY, day_of
 from gateway.store.batch_tables import corrections
 from gateway.store.ledger_tables import attempts
+from gateway.store.rollup_tables import MONEY, TOKENS
 from gateway.wire.usage import BUCKETS, Usage
 
 ESTIMATED_MAX = 200_000

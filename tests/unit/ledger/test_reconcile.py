@@ -236,6 +236,37 @@ async def test_dated_names_match_and_others_can_be_told(tmp_path: Path) -> None:
         assert found.alerts == ()
 
 
+async def test_estimates_wait_while_a_name_of_theirs_is_not_known(tmp_path: Path) -> None:
+    async with ledger_bench("sqlite", tmp_path) as at:
+        await settle(
+            at,
+            {"id": "a", "cost": 100, "is_estimated": True},
+            {"id": "b", "cost": 100, "is_estimated": True, "day": 2},
+        )
+        export = plain((DAY_1, "nine", usd(80), ""), (DAY_2, "model-1", usd(90), ""))
+        first = await compare(at.store, export)
+        assert await booked(at.store) == {"b": -10}
+        assert len(first.alerts) == 3
+
+        # Under a name that is known the same file is another statement.
+        found = await compare(at.store, export, models={"nine": "model-1"})
+        assert await booked(at.store) == {"a": -20, "b": -10}
+        assert (found.imported_at, found.alerts) == (None, ())
+
+
+async def test_what_a_provider_never_billed_costs_nothing(tmp_path: Path) -> None:
+    async with ledger_bench("sqlite", tmp_path) as at:
+        await settle(
+            at,
+            {"id": "a", "cost": 100, "is_estimated": True},
+            {"id": "b", "cost": 300, "endpoint_id": "acme/other"},
+        )
+        found = await compare(at.store, plain((DAY_1, "other", usd(300), "")))
+
+        assert await booked(at.store) == {"a": -100}
+        assert found.alerts == ()
+
+
 async def test_a_sum_without_models_is_of_the_whole_day(tmp_path: Path) -> None:
     async with ledger_bench("sqlite", tmp_path) as at:
         await settle(
