@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -9,7 +10,7 @@ from litestar import Litestar, Request, Response, asgi
 from litestar.exceptions import HTTPException
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
-from litestar.types import Receive, Scope, Send
+from litestar.types import ControllerRouterHandler, Receive, Scope, Send
 
 from gateway.api.hot import Beside, HotApp, dialect_of
 from gateway.api.site import site_routes
@@ -30,7 +31,11 @@ class _LeanLitestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
-def build_litestar(gateway: Gateway, beside: Beside | None = None) -> Litestar:
+def build_litestar(
+    gateway: Gateway,
+    beside: Beside | None = None,
+    more_routes: Sequence[ControllerRouterHandler] = (),
+) -> Litestar:
     """Routes only: middleware (sessions, CSRF, logging) belongs to routers that need it."""
     hot_app = HotApp(gateway, beside)
 
@@ -39,7 +44,7 @@ def build_litestar(gateway: Gateway, beside: Beside | None = None) -> Litestar:
         await hot_app(scope, receive, send)  # type: ignore[arg-type]  # the same ASGI types, other aliases
 
     return _LeanLitestar(
-        route_handlers=[hot, *site_routes(gateway)],
+        route_handlers=[hot, *site_routes(gateway), *more_routes],
         exception_handlers={HTTPException: _plain_refusal, Exception: _unexpected},
         openapi_config=None,
         debug=False,

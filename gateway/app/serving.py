@@ -16,6 +16,7 @@ from gateway.app.compose import running_gateway
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import PolicySource
 from gateway.app.server import RELOAD_SIGNAL, make_server
+from gateway.dashboard.app import dashboard_routes
 from gateway.pipeline import Gateway
 from gateway.settings import Settings
 from gateway.store.engine import Store
@@ -40,7 +41,8 @@ async def serve_gateway(
         running_gateway(settings, store, source, hosts=hosts) as (gateway, housekeeping),
         running_batches(gateway) as beside,
     ):
-        server = make_server(build_litestar(gateway, beside), lambda: drain(gateway))
+        app = build_litestar(gateway, beside, dashboard_routes(gateway))
+        server = make_server(app, lambda: drain(gateway))
         server.on_ready = lambda: on_ready(gateway)
         _reload_on_signal(housekeeping)
         await server.serve(sockets=[sock])

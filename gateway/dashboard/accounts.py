@@ -49,7 +49,7 @@ async def first_admin(store: Store, *, now: float) -> IssuedAdmin | None:
 async def create_admin(
     store: Store, name: str, role: str, *, now: float, actor: str, password: str | None = None
 ) -> IssuedAdmin:
-    """A new admin, with a random password unless one is given. InvalidRequest says what is wrong."""
+    """A new admin, with a random password unless one is given. InvalidRequest for a bad name."""
     name = _checked_name(name)
     _check_role(role)
     password, password_hash = await _hashed(password)
@@ -58,7 +58,9 @@ async def create_admin(
     )
     async with store.begin() as connection:
         if len(await admins.list_admins(connection)) >= admins.ADMINS_MAX:
-            raise InvalidRequest(f"there are {admins.ADMINS_MAX} admins already, the most there can be")
+            raise InvalidRequest(
+                f"there are {admins.ADMINS_MAX} admins already, the most there can be"
+            )
         if not await admins.insert_admin(connection, row, password_hash):
             raise InvalidRequest(f"there is an admin {name!r} already", param="name")
         await _record(connection, "admin.create", row, now, actor, {"after": _shown(row)})
@@ -148,7 +150,7 @@ def _checked_name(name: str) -> str:
     name = name.strip().lower()
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
-            "an admin's name has 1 to 64 of a-z, 0-9 and . _ @ + - and begins with a letter or digit",
+            "an admin's name has 1 to 64 of a-z, 0-9 and . _ @ + -, first a letter or digit",
             param="name",
         )
     return name

@@ -71,7 +71,11 @@ class Sessions:
         if found is None:
             return None
         row, admin = found
-        if row.expires_at <= now or row.last_seen_at <= now - IDLE_S or admin.disabled_at is not None:
+        if (
+            row.expires_at <= now
+            or row.last_seen_at <= now - IDLE_S
+            or admin.disabled_at is not None
+        ):
             return None
         if row.last_seen_at <= now - TOUCH_EVERY_S:
             async with self._store.begin() as connection:

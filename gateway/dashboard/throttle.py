@@ -34,14 +34,18 @@ class LoginThrottle:
         """Count a try. RateLimited, alike for known and unknown names, when it is one too many."""
         now_s = self._clock()
         counted = []
-        for kind, who, most in (("address", address, PER_ADDRESS_MAX), ("name", name, PER_NAME_MAX)):
+        for kind, who, most in (
+            ("address", address, PER_ADDRESS_MAX),
+            ("name", name, PER_NAME_MAX),
+        ):
             tries = self._tries[kind].setdefault(who, deque())
             while tries and tries[0] <= now_s - WINDOW_S:
                 tries.popleft()
             if len(tries) >= most:
                 wait_s = tries[0] + WINDOW_S - now_s
                 raise RateLimited(
-                    f"too many tries to log in; wait {wait_s / 60:.0f} minutes", retry_after_s=wait_s
+                    f"too many tries to log in; wait {wait_s / 60:.0f} minutes",
+                    retry_after_s=wait_s,
                 )
             counted.append(tries)
         for tries in counted:

@@ -1,0 +1,14 @@
+"""All pages in the order of the navigation. A new page is one module and one line here."""
+
+from __future__ import annotations
+
+from gateway.dashboard.page import Page
+
+PAGES: tuple[Page, ...] = ()
+
+
+def pages_for(role: str) -> list[Page]:
+    """What an admin of this role sees in the navigation."""
+    from gateway.dashboard.roles import has_role
+
+    return [page for page in PAGES if has_role(role, page.role)]
