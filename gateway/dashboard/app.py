@@ -15,12 +15,11 @@ from litestar.types import ControllerRouterHandler
 
 from gateway import __version__
 from gateway.dashboard.login import login_routes, session_api
-from gateway.dashboard.look import ROOT
+from gateway.dashboard.look import ROOT, look_of, page
 from gateway.dashboard.look_routes import look_routes
 from gateway.dashboard.page import AnyRequest, Desk
 from gateway.dashboard.pages import PAGES
 from gateway.dashboard.passwords import PasswordChecker
-from gateway.dashboard.rendering import render
 from gateway.dashboard.roles import VIEWER, enforce_role
 from gateway.dashboard.security import BODY_BYTES_MAX, HEADERS, Gate
 from gateway.dashboard.sessions import Sessions
@@ -163,7 +162,7 @@ def _answer(
         return Response(
             message.encode(), status_code=status, media_type="text/plain", headers=headers
         )
-    answer = render(request, desk, "error.html", status=status, message=message)
+    answer = page("error.html", look_of(request, desk), status=status, message=message)
     answer.headers.update(headers)
     return answer
 

@@ -15,10 +15,9 @@ from litestar.response import Redirect
 from litestar.types import ControllerRouterHandler
 
 from gateway.dashboard import accounts
-from gateway.dashboard.i18n import language_of, translator
+from gateway.dashboard.look import look_of, page
 from gateway.dashboard.page import AnyRequest, Desk, session_of
 from gateway.dashboard.pages import pages_for
-from gateway.dashboard.rendering import render
 from gateway.dashboard.roles import ANYONE, SELF
 from gateway.dashboard.security import Visit, visit_of
 from gateway.errors import RateLimited, Unauthenticated
@@ -61,7 +60,7 @@ def login_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
 
     @post("/login", opt=ANYONE, status_code=200)
     async def log_in_by_form(request: AnyRequest, data: _Form) -> Response[Any]:
-        t = translator(language_of(request))
+        t = look_of(request, desk).t
         name, next = data.get("name", ""), data.get("next", "")
         try:
             token = await log_in(request, desk, name, data.get("password", ""))
@@ -91,7 +90,7 @@ def login_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
         pages = pages_for(session_of(request).admin.role)
         if pages:
             return _redirect("/admin" + pages[0].path)
-        return render(request, desk, "welcome.html")
+        return page("welcome.html", look_of(request, desk))
 
     return [login_page, log_in_by_form, log_out_by_form, home]
 
@@ -194,10 +193,9 @@ async def _page(
     status: int = 200,
 ) -> Response[Any]:
     has_no_admin = not await accounts.list_admins(desk.gateway.store)
-    answer = render(
-        request,
-        desk,
+    answer = page(
         "login.html",
+        look_of(request, desk),
         status=status,
         next=next,
         name=name[:NAME_CHARS_MAX],
