@@ -345,9 +345,9 @@ class EndpointEstimator:
         timeout_s = TIMEOUT_FACTOR * (seen if seen is not None else 1.0) * expected_s
         return min(TIMEOUT_WHOLE_MAX_S, max(TIMEOUT_MIN_S, timeout_s))
 
-    def shown_ttft(self, name: str) -> Measured | None:
-        """Median of "ttft_any" or "ttft_visible" with n and interval; None without samples."""
-        return self.histograms[name].measured(0.5)
+    def shown_ttft(self, name: str, level: float = 0.5) -> Measured | None:
+        """A quantile of "ttft_any" or "ttft_visible" with n and interval; None without samples."""
+        return self.histograms[name].measured(level)
 
     def shown_rate(self, now_s: float) -> Measured | None:
         """Decode rate with n and interval; None before the first sample."""

@@ -26,6 +26,7 @@ def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, o
         "sample_age_s": now_s - sampled_at_s if sampled_at_s is not None else None,
         "ttft_p50_s": _shown(estimator.shown_ttft("ttft_any")),
         "ttft_visible_p50_s": _shown(estimator.shown_ttft("ttft_visible")),
+        "ttft_visible_p95_s": _shown(estimator.shown_ttft("ttft_visible", 0.95)),
         "decode_tokens_per_s": _shown(rate),
         "characters_per_s": _shown(_scaled(rate, estimator.tokens.characters_per_token)),
         "success": _shown(estimator.success.measured()),
