@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Any
 
 import msgspec
 from litestar import Response, delete, get, post
-from litestar.enums import RequestEncodingType
-from litestar.params import Body
+from litestar.params import FromQuery, JSONBody, URLEncodedBody
 from litestar.response import Redirect
 from litestar.types import ControllerRouterHandler
 
 from gateway.dashboard import accounts
 from gateway.dashboard.look import look_of, page
+from gateway.dashboard.look_routes import safe_next
 from gateway.dashboard.page import AnyRequest, Desk, session_of
 from gateway.dashboard.pages import pages_for
 from gateway.dashboard.roles import ANYONE, SELF
@@ -24,9 +23,7 @@ from gateway.errors import RateLimited, Unauthenticated
 from gateway.store import admins
 from gateway.store.audit import WHOLE_GATEWAY, AuditEvent, append_events
 
-HOME = "/admin/"
 NAME_CHARS_MAX = 64
-_Form = Annotated[dict[str, str], Body(media_type=RequestEncodingType.URL_ENCODED)]
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,14 +49,16 @@ def login_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
     """Log-in and log-out as pages."""
 
     @get("/login", opt=ANYONE)
-    async def login_page(request: AnyRequest, next: str = "") -> Response[Any]:
+    async def login_page(request: AnyRequest, next: FromQuery[str] = "") -> Response[Any]:
         visit = visit_of(request)
         if visit.session is not None:
-            return _redirect(own_path(next))
+            return _redirect(safe_next(next))
         return await _page(request, desk, next=next)
 
     @post("/login", opt=ANYONE, status_code=200)
-    async def log_in_by_form(request: AnyRequest, data: _Form) -> Response[Any]:
+    async def log_in_by_form(
+        request: AnyRequest, data: URLEncodedBody[dict[str, str]]
+    ) -> Response[Any]:
         t = look_of(request, desk).t
         name, next = data.get("name", ""), data.get("next", "")
         try:
@@ -74,7 +73,7 @@ def login_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
             return await _page(
                 request, desk, next=next, name=name, problem=problem, status=error.status
             )
-        answer = _redirect(own_path(next))
+        answer = _redirect(safe_next(next))
         answer.set_cookie(visit_of(request).cookie_of(token))
         return answer
 
@@ -108,7 +107,7 @@ def session_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
         return answer
 
     @post("/session", opt=ANYONE, tags=["session"], status_code=200)
-    async def begin_session(request: AnyRequest, data: Credentials) -> Response[Who]:
+    async def begin_session(request: AnyRequest, data: JSONBody[Credentials]) -> Response[Who]:
         """Log in. 401 for a wrong name or password alike, 429 after too many tries."""
         visit = visit_of(request)
         token = await log_in(request, desk, data.name, data.password)
@@ -171,12 +170,6 @@ def forget_cookie(answer: Response[Any], visit: Visit) -> None:
     cookie = visit.cookie_of("")
     cookie.max_age = 0
     answer.set_cookie(cookie)
-
-
-def own_path(path: str) -> str:
-    """Where to go after the log-in: only into the dashboard, whatever a link says."""
-    is_ours = path.startswith("/admin/") and "//" not in path and path.isascii()
-    return quote(path, safe="/?=&%-_.~:") if is_ours and "\\" not in path else HOME
 
 
 def _redirect(path: str) -> Redirect:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from litestar import Response
 
+from gateway.dashboard.figures import FUNCTIONS
 from gateway.dashboard.messages import HTML_LANGUAGES, language_of, text
 from gateway.dashboard.page import AnyRequest, Desk
 from gateway.dashboard.pages import pages_for
@@ -91,6 +92,7 @@ def templates() -> Any:
         lstrip_blocks=True,
     )
     made.globals.update(root=ROOT, keys=KEYS, themes=THEMES, static=static_url, has_file=has_file)
+    made.globals.update(FUNCTIONS)
     return made
 
 

@@ -85,6 +85,10 @@ class Gate(ASGIMiddleware):
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
+        # Litestar copies routers with all that hangs on them; there is one gateway.
+        return self
+
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
