@@ -16,6 +16,7 @@ from gateway.catalogue.entries import ProviderDefaults
 from gateway.catalogue.lookup import detect_providers, key_env_in
 from gateway.catalogue.starter import default_policy
 from gateway.core import NANOS_PER_DOLLAR
+from gateway.dashboard.accounts import IssuedAdmin
 from gateway.errors import ApiError, PolicyError, SetupError
 from gateway.keys.authenticate import Authenticator
 from gateway.keys.service import create_key
@@ -218,17 +219,31 @@ async def is_in_force(settings: Settings, store: Store, key: str) -> bool:
 
 
 def greeting(
-    *, base_url: str, key: str, is_new: bool, is_demo: bool, model: str, own: str = ""
+    *,
+    base_url: str,
+    key: str,
+    is_new: bool,
+    is_demo: bool,
+    model: str,
+    own: str = "",
+    first: IssuedAdmin | None = None,
 ) -> str:
-    """What a newcomer needs: the page, the key, a line that works. `own`: a model that loads."""
+    """What a newcomer needs: the pages, the key, a line that works. `own`: a model that loads.
+
+    `first`: the admin that this start made; the password is shown this once.
+    """
     budget = "a new key with a $5 budget" if is_new else "the key of your last run"
     real = "one real model on this machine" if own else "no real model"
     labels = f"  (simulated providers: no real money; {real})" if is_demo else ""
+    login = ""
+    if first is not None:
+        login = f"   (log in as {first.row.name}, password {first.password}; not shown again)"
     loading = f"  own model    {own}: a real one, it joins in a moment\n" if own else ""
     body = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Hello"}}]}}'
     return (
         f"\nLoopRouter is ready{labels}\n\n"
         f"  status page  {base_url}/\n"
+        f"  dashboard    {base_url}/admin{login}\n"
         f"  API key      {key}   ({budget})\n"
         f"  OpenAI base  {base_url}/v1\n{loading}\n"
         "Try it:\n\n"

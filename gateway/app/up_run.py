@@ -12,6 +12,7 @@ from gateway.app.policy_source import PolicySource
 from gateway.app.server import listen
 from gateway.app.serving import LOCAL_HOSTS, serve_gateway
 from gateway.app.up import Choice, SimulatedProviders, first_key, greeting, write_demo_policy
+from gateway.dashboard.accounts import first_admin
 from gateway.pipeline import Gateway
 from gateway.settings import Settings
 
@@ -41,6 +42,7 @@ class UpRun:
         settings, choice = self._settings, self._choice
         async with running_store(settings) as store:
             key, is_new = await first_key(settings, store, now_unix_s=time.time())
+            first = await first_admin(store, now=time.time())
             source = await open_policy(settings, store, str(choice.policy_path))
             sock, bound = listen(HOST, port, take_next=True)
             if port not in (0, bound):
@@ -61,6 +63,7 @@ class UpRun:
                         is_demo=choice.is_demo,
                         model=models[0] if models else "chat",
                         own=MODEL if self._own is not None else "",
+                        first=first,
                     )
                 )
                 # Not before: on two cores it would keep a newcomer waiting for the page.

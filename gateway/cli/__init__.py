@@ -7,6 +7,7 @@ import sys
 import rich_click as click
 
 from gateway import __version__
+from gateway.cli.admins import admins
 from gateway.cli.batch import batch
 from gateway.cli.bench import bench
 from gateway.cli.db import db
@@ -37,7 +38,7 @@ def cli() -> None:
     """
 
 
-for command in (up, serve, keys, policy, providers, ledger, batch, db, bench):
+for command in (up, serve, keys, admins, policy, providers, ledger, batch, db, bench):
     cli.add_command(command)
 for command in (simulate, test, shadow):
     policy.add_command(command)
