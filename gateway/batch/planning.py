@@ -97,10 +97,9 @@ class LanePlanner:
         if not found:
             return ()
         offers = self._all_offers(by_id, found, now)
+        facts = self._facts()
         groups = [
-            _line_group(
-                each, by_id[each.batch_id], self._facts(), now, spent[each.batch_id].cost_nanos
-            )
+            _line_group(each, by_id[each.batch_id], facts, now, spent[each.batch_id].cost_nanos)
             for each in found
         ]
         placement = place(groups, offers, now)
