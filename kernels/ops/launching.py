@@ -8,8 +8,8 @@ ahead of time is what would be launched, and no second table can differ from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -23,12 +23,12 @@ from kernels.targets import BY_ARCH, GIB, Target, find
 # Triton looks at this when a kernel is decorated, so it cannot change afterwards.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED_TARGET = "gfx942"  # whose choices are tried where there is no GPU
-BUFFER_BYTES_MAX = 2 * GIB  # what a buffer instruction's 32-bit offset reaches
+BUFFER_BYTES_MAX = 2 * GIB - 1  # what a buffer instruction's 32-bit offset reaches
 
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
-    torch.uint8: "u8", torch.bool: "i1",
+    torch.uint8: "u8", torch.bool: "u1",
     torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 
@@ -124,14 +124,28 @@ def launch(kernel: Any, grid: tuple[int, ...], config: Config, **arguments: Any)
     if recorded is not None:
         recorded.launches.append(_written_down(kernel, grid, config, arguments, recorded.target))
     elif all(grid):
-        options = {} if IS_INTERPRETED else config.options(_device_target())
-        kernel[grid](**arguments, **options)
+        with _device_of(arguments.values()):
+            options = {} if IS_INTERPRETED else config.options(current_target())
+            kernel[grid](**arguments, **options)
+
+
+def _device_of(values: Iterable[Any]) -> AbstractContextManager[object]:
+    """Triton starts kernels on the current GPU, wherever the tensors are: makes it theirs."""
+    for value in values:
+        if isinstance(value, Tensor) and value.is_cuda:
+            is_current = value.device.index == torch.cuda.current_device()
+            return nullcontext() if is_current else torch.cuda.device(value.device)
+    return nullcontext()
+
+
+def _device_target() -> Target:
+    return _target_of(torch.cuda.current_device())
 
 
 @cache
-def _device_target() -> Target:
-    """Of the current GPU; one that is not in the table borrows the nearest one's choices."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+def _target_of(device: int) -> Target:
+    """A GPU that is not in the table borrows the nearest one's choices."""
+    properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         arch = properties.gcnArchName.split(":")[0]
         return BY_ARCH.get(arch, BY_ARCH["gfx942" if properties.warp_size == 64 else "gfx1201"])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.amd.compiler import HIPBackend
+from triton.backends.nvidia.compiler import CUDABackend
 
+from kernels.ops import launching
 from kernels.ops.launching import BUFFER_BYTES_MAX, Config, current_target, launch, recording
 from kernels.targets import find
 
@@ -74,6 +81,32 @@ def test_promises_are_of_alignment_and_of_reach() -> None:
     assert written("sm_90").attrs[index_of("x")] == [aligned]
 
 
+@pytest.mark.parametrize(
+    ("arch", "backend"), [("gfx942", HIPBackend), ("sm_90", CUDABackend)], ids=["amd", "nvidia"]
+)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(torch.empty(4, dtype=kind) for kind in (torch.bool, torch.uint8, torch.float8_e4m3fnuz)),
+        *(torch.empty(num_bytes, dtype=torch.int8) for num_bytes in (2**31 - 1, 2**31)),
+        *(0, 1, -16, 100, 2**31, 2**35, True, 0.5, None),
+    ],
+    ids=lambda value: f"{value.dtype} {value.numel()}" if isinstance(value, torch.Tensor) else None,
+)
+def test_argument_is_written_down_as_tritons_launcher_sees_it(
+    arch: str, backend: type, value: object
+) -> None:
+    kind, promise = native_specialize_impl(backend, value, False, True, True)
+    promises = {"D": ["tt.divisibility", 16], "S": ["tt.pointer_range", 32]}
+
+    found = written(arch, bias=value)
+
+    assert found.signature["bias"] == kind
+    if kind != "constexpr":
+        wanted = [promises[letter] for letter in promise or ""]
+        assert found.attrs.get(index_of("bias"), []) == wanted
+
+
 def test_pool_beyond_a_buffers_reach_is_not_promised_to_be_in_it() -> None:
     pool = empty(BUFFER_BYTES_MAX // 2 + 1, dtype=torch.bfloat16)
 
@@ -105,3 +138,37 @@ def test_recordings_nest_and_end() -> None:
         assert current_target().arch == "gfx942"
 
     assert (len(outer), len(inner)) == (0, 1)
+
+
+class OnSecondGpu(torch.Tensor):
+    """What a launch asks of a tensor there."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("current", "made_current"), [(0, [OnSecondGpu.device]), (1, [])])
+def test_kernel_starts_on_the_gpu_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, current: int, made_current: list[torch.device]
+) -> None:
+    entered: list[torch.device] = []
+    started: list[tuple[object, int]] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    def start(**arguments: object) -> None:
+        started.append((arguments["x"], len(entered)))
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(launching, "_target_of", lambda device: find("gfx942"))
+    there = torch.empty(4).as_subclass(OnSecondGpu)
+
+    launch({(2,): start}, (2,), Config(), n=1, x=there)
+    launch({}, (0,), Config(), x=there)
+
+    assert entered == made_current
+    assert started == [(there, len(made_current))]
