@@ -42,14 +42,12 @@ def attention_part(
     sequence = place // (num_row_tiles * num_splits) % num_sequences
     kv_head = place // (num_row_tiles * num_splits * num_sequences)
     rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    first_step, last_step = row_tile * BLOCK_M // GROUP, (row_tile * BLOCK_M + BLOCK_M - 1) // GROUP
     steps, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = rows < query_len * GROUP
     start = tl.load(query_starts + sequence)
     end = tl.minimum(tl.load(context_lens + sequence), table_width * PAGE)
-    begin, stop = _reach(
-        start, end, row_tile * BLOCK_M // GROUP, (row_tile * BLOCK_M + BLOCK_M - 1) // GROUP,
-        query_len, window, MASK, HAS_WINDOW,
-    )  # fmt: skip
+    begin, stop = _reach(start, end, first_step, last_step, query_len, window, MASK, HAS_WINDOW)
     first, last = _tiles_of(split, num_splits, begin, stop, TILE)
     table, own_bits = block_tables + sequence * table_width, mask_bits
     row_bits, places = steps, start + steps
@@ -60,7 +58,10 @@ def attention_part(
 
     columns = tl.arange(0, BLOCK_D)
     is_used = is_row[:, None] & (columns < HEAD)[None, :]
-    q_at = (sequence * query_len + steps) * q_row_stride + heads * q_head_stride
+    # From the tile's first row on 32 bits hold every place, however many rows there are.
+    first_row = (sequence * query_len + first_step).to(tl.int64)
+    q += first_row * q_row_stride
+    q_at = (steps - first_step) * q_row_stride + heads * q_head_stride
     queries = tl.load(q + (q_at[:, None] + columns[None, :]), mask=is_used, other=0.0)
     if UP:
         queries = queries.to(tl.float32)
@@ -92,7 +93,8 @@ def attention_part(
         tl.store(parts + (at[:, None] * HEAD + columns[None, :]), sums, mask=is_used)
     else:
         sums /= tl.where(total > 0.0, total, 1.0)[:, None]
-        at = (sequence * query_len + steps) * out_row_stride + heads * out_head_stride
+        out += first_row * out_row_stride
+        at = (steps - first_step) * out_row_stride + heads * out_head_stride
         sums = sums.to(out.dtype.element_ty)
         tl.store(out + (at[:, None] + columns[None, :]), sums, mask=is_used)
 
@@ -119,8 +121,9 @@ def attention_sum(
         part = tl.load(parts + (at[:, None] + columns[None, :]), mask=is_there, other=0.0)
         sums += tl.sum(part * tl.exp2(own_tops - top)[:, None], 0)
     sums /= tl.where(total > 0.0, total, 1.0)
-    at = program // NUM_HEADS * out_row_stride + program % NUM_HEADS * out_head_stride
-    tl.store(out + (at + columns), sums.to(out.dtype.element_ty), mask=columns < HEAD)
+    out += (program // NUM_HEADS).to(tl.int64) * out_row_stride
+    at = program % NUM_HEADS * out_head_stride + columns
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=columns < HEAD)
 
 
 @triton.jit

@@ -59,8 +59,9 @@ def dflash_context_kv(
             waves_per_eu=chosen["waves_per_eu"],
             nonkdim=16,
         ),
-        states=states, weight=weight, positions=positions, cos_sin=cos_sin, kv_slots=kv_slots,
-        k_caches=k_caches, v_caches=v_caches, k_norm=k_norm, eps=float(eps), num_rows=num_rows,
+        states=states, weight=weight, positions=positions.contiguous(), cos_sin=cos_sin,
+        kv_slots=kv_slots.contiguous(), k_caches=k_caches, v_caches=v_caches,
+        k_norm=None if k_norm is None else k_norm.contiguous(), eps=float(eps), num_rows=num_rows,
         num_row_tiles=num_row_tiles, layer_stride=k_caches.stride(0), HIDDEN=hidden,
         KV_HEADS=num_kv_heads, HEAD=head_dim, HALF=rotary_dim // 2, PAGE=page,
         BLOCK_M=chosen["block_m"], BLOCK_K=chosen["block_k"],
@@ -96,7 +97,7 @@ def project_and_write(
     for begin in range(0, HIDDEN, BLOCK_K):
         inputs = begin + tl.arange(0, BLOCK_K)
         is_input = inputs < HIDDEN
-        at = rows[:, None] * HIDDEN + inputs[None, :]
+        at = rows.to(tl.int64)[:, None] * HIDDEN + inputs[None, :]
         x = tl.load(states + at, mask=is_row[:, None] & is_input[None, :], other=0.0)
         if UP:
             x = x.to(tl.float32)

@@ -38,5 +38,5 @@ def linear_fp8(
             "quantize it on this chip with kernels.ops.linear_fp8.pack_fp8"
         )
     result = result_of(x, weight.out_features, out)
-    quantized, scales = quantize_rows_fp8(rows_of(x), dtype)
+    quantized, scales = quantize_rows_fp8(rows_of(x, weight.in_features), dtype)
     return matmul_fp8(quantized, scales, weight.qweight, weight.scale, bias, out=result)

@@ -56,5 +56,6 @@ def _linear(
             "Ops whose linear_int8 is called"
         )
     result = result_of(x, weight.out_features, out)
-    digits, scales = quantize_rows_int8(rows_of(x), num_digits=num_digits)
+    x = rows_of(x, weight.in_features)
+    digits, scales = quantize_rows_int8(x, num_digits=num_digits)
     return matmul_int8(digits, scales, weight.qweight, weight.scale, bias, out=result)

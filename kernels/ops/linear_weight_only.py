@@ -15,6 +15,7 @@ from kernels.ops.launching import launch
 from kernels.ops.matmul_tiles import (
     PIECE_K,
     add_parts,
+    check_contiguous,
     float_dot,
     load_along,
     load_down,
@@ -130,7 +131,9 @@ def linear_weight_only(
     A row's result does not depend on the rows beside it.
     """
     result = result_of(x, weight.out_features, out)
-    x = rows_of(x)
+    x = rows_of(x, weight.in_features)
+    check_contiguous(weight.packed if isinstance(weight, Int4Weight) else weight.qweight)
+    check_contiguous(weight.scale)
     num_rows, num_in, num_out = x.shape[0], weight.in_features, weight.out_features
     is_int4 = isinstance(weight, Int4Weight)
     name = f"int4 {weight.group_size}" if isinstance(weight, Int4Weight) else "int8"

@@ -18,7 +18,14 @@ from kernels.ops.configs import tuned
 from kernels.ops.launching import Config, launch
 from kernels.ops.matmul_quantize import block_of, quantize_row_int8
 from kernels.ops.matmul_scaled import int8_sums, joined
-from kernels.ops.matmul_tiles import BLOCK_M_MIN, NONKDIM, SKINNY_ROWS_MAX, end_of, rows_of
+from kernels.ops.matmul_tiles import (
+    BLOCK_M_MIN,
+    NONKDIM,
+    SKINNY_ROWS_MAX,
+    check_contiguous,
+    end_of,
+    rows_of,
+)
 
 NUM_DIGITS = 2
 CONFIG_ROW = Config(num_warps=4, num_stages=1)
@@ -99,12 +106,14 @@ def _score(
     value += tl.load(logits + at, mask=is_column[None, :], other=0.0)
     value = tl.where(is_column[None, :], value, float("-inf"))
     best = tl.max(value, 1)
-    # The first of the largest; the tile's first column if all are -inf.
+    # The first of the largest; the tile's first column if all are -inf. Not a number is equal to
+    # none: the place must be one of the tile's all the same.
     place = tl.where(value == best[:, None], tl.arange(0, BLOCK_N)[None, :], BLOCK_N - 1)
+    place = tl.minimum(tl.min(place, 1), num_out - 1 - n * BLOCK_N)
     row = m * BLOCK_M + tl.arange(0, BLOCK_M)
     at_tile = row * num_tiles + n
     tl.store(best_values + at_tile, best, mask=row < num_rows)
-    tl.store(best_indices + at_tile, n * BLOCK_N + tl.min(place, 1), mask=row < num_rows)
+    tl.store(best_indices + at_tile, n * BLOCK_N + place, mask=row < num_rows)
 
 
 def markov_pick(
@@ -125,8 +134,15 @@ def markov_pick(
     tokens = previous.new_empty((num_sequences, num_places)) if out is None else out
     if num_places == 0:
         return tokens
-    logits, table = rows_of(logits), rows_of(table)
     num_in = weight.in_features
+    logits = logits if logits.stride(-1) == 1 or num_out == 1 else logits.contiguous()
+    table = rows_of(table, num_in)
+    check_contiguous(weight.qweight)
+    if weight.out_features != num_out or previous.shape != (num_sequences,):
+        raise ValueError(
+            f"logits {list(logits.shape)}, previous {list(previous.shape)} and a weight of "
+            f"{weight.out_features} outputs do not fit each other"
+        )
     sizes, config = _plan(num_sequences, num_out, num_in)
     num_tiles = triton.cdiv(num_out, sizes["BLOCK_N"])
     device = logits.device

@@ -11,6 +11,7 @@ from kernels.ops.matmul_tiles import (
     PIECE_K,
     Tiles,
     add_parts,
+    check_contiguous,
     float_dot,
     load_along,
     load_down,
@@ -134,6 +135,7 @@ def matmul_int8(
         raise ValueError(
             f"an int8 product over {num_in} inputs may not fit into int32; at most {INT32_IN_MAX}"
         )
+    check_contiguous(weight)
     op = "linear_int8" if num_digits == 2 else "linear_int8_w8a8"
     tiles = plan(
         op, num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX, input_bytes=num_digits
@@ -162,6 +164,7 @@ def matmul_fp8(
 ) -> Tensor:
     """(Σ x · weight) · x_scale · weight_scale + bias, summed in float32, [R, N] into `out`."""
     num_rows, num_in = x.shape
+    check_contiguous(weight)
     tiles = plan(
         "linear_fp8", num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX, input_bytes=1
     )

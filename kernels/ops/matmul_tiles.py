@@ -123,9 +123,23 @@ def _num_parts(num_out: int, num_in: int, block_k: int) -> int:
     return min(wanted, int(triton.cdiv(num_in, block_k)), NUM_PARTS_MAX)
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """x with rows whose values lie side by side; a copy only where they do not."""
+def rows_of(x: Tensor, num_in: int) -> Tensor:
+    """x [R, K] with rows whose values lie side by side; a copy only where they do not.
+
+    Raises ValueError if the weight has another number of inputs.
+    """
+    if x.dim() != 2 or x.shape[1] != num_in:
+        raise ValueError(f"x is {list(x.shape)}, and the weight has {num_in} inputs")
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def check_contiguous(weight: Tensor) -> None:
+    """Raises ValueError for a weight that is not one block of memory."""
+    if not weight.is_contiguous():
+        raise ValueError(
+            f"the weight {list(weight.shape)} has strides {list(weight.stride())}, and is read as "
+            "one block: make it contiguous once, when it is loaded"
+        )
 
 
 def result_of(x: Tensor, num_out: int, out: Tensor | None) -> Tensor:

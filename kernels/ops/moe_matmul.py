@@ -17,6 +17,7 @@ from kernels.ops.matmul_tiles import (
     BLOCK_M_MIN,
     NONKDIM,
     REDUCED_BLOCK,
+    check_contiguous,
     float_dot,
     load_along,
     load_down,
@@ -107,13 +108,15 @@ def moe_matmul(
     """
     num_rows, num_chosen = expert_ids.shape
     num_experts, num_out, num_in = weight.shape
-    if not weight.is_contiguous():
+    check_contiguous(weight)
+    if expert_weights.shape != expert_ids.shape or len(x) != num_rows:
         raise ValueError(
-            f"the experts' weights have strides {list(weight.stride())}; moe_matmul reads "
-            "[E, N, K] in one block: make them contiguous once, when they are loaded"
+            f"x {list(x.shape)}, expert_ids {list(expert_ids.shape)} and expert_weights "
+            f"{list(expert_weights.shape)} do not fit each other"
         )
     result = result_of(x, num_out, out)
-    x, expert_ids, expert_weights = rows_of(x), expert_ids.contiguous(), expert_weights.contiguous()
+    x = rows_of(x, num_in)
+    expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     sizes, config = _plan(num_rows * num_chosen, num_experts, num_out, num_in)
     order = sort_pairs(expert_ids, num_experts, sizes["BLOCK_M"])
     is_one = num_chosen == 1

@@ -52,8 +52,9 @@ def paged_attention(
     the memory that the splits' sums may take. Raises ValueError for a mask that cannot be, or
     shapes that have no kernel.
     """
-    _check_mask(mask, mask_bits, query_len)
+    _check_mask(mask, mask_bits, query_len, block_tables.shape[0])
     _check_shapes(q, k_cache, v_cache, out)
+    _check_sequences(q.shape[0], query_len, block_tables, context_lens, query_starts)
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     # A row's heads need not be neighbours, the entries of a head must.
     q = q if q.stride(2) == 1 else q.contiguous()
@@ -74,9 +75,11 @@ def paged_attention(
         (sizes.num_sequences * num_kv_heads * cut.num_row_tiles * cut.num_splits,),
         cut.config,
         q=q, k_cache=k_cache, v_cache=v_cache, out=out, parts=parts, stats=stats,
-        block_tables=block_tables, context_lens=context_lens, query_starts=query_starts,
-        mask_bits=mask_bits, k_scale=k_scale, v_scale=v_scale, scale=float(scale),
-        soft_cap=float(soft_cap), window=window, query_len=query_len,
+        block_tables=block_tables.contiguous(), context_lens=context_lens.contiguous(),
+        query_starts=query_starts.contiguous(),
+        mask_bits=None if mask_bits is None else mask_bits.contiguous(),
+        k_scale=k_scale, v_scale=v_scale, scale=float(scale), soft_cap=float(soft_cap),
+        window=window, query_len=query_len,
         table_width=block_tables.shape[1], num_sequences=sizes.num_sequences,
         num_splits=cut.num_splits, num_row_tiles=cut.num_row_tiles,
         q_row_stride=q.stride(0), q_head_stride=q.stride(1),
@@ -106,7 +109,7 @@ def _sum_splits(parts: Tensor, stats: Tensor, out: Tensor, cut: Plan) -> None:
     )  # fmt: skip
 
 
-def _check_mask(mask: str, mask_bits: Tensor | None, query_len: int) -> None:
+def _check_mask(mask: str, mask_bits: Tensor | None, query_len: int, num_sequences: int) -> None:
     if mask not in MASKS:
         raise ValueError(f"mask {mask!r} is unknown; use {', '.join(MASKS)}")
     if mask == "bits" and mask_bits is None:
@@ -114,6 +117,10 @@ def _check_mask(mask: str, mask_bits: Tensor | None, query_len: int) -> None:
     if mask == "bits" and query_len > BITS_QUERY_LEN_MAX:
         raise ValueError(
             f"a tree of {query_len} rows does not fit into words of {BITS_QUERY_LEN_MAX} bits"
+        )
+    if mask == "bits" and mask_bits is not None and mask_bits.shape != (num_sequences, query_len):
+        raise ValueError(
+            f"mask_bits are {list(mask_bits.shape)}, and the rows {[num_sequences, query_len]}"
         )
 
 
@@ -131,5 +138,25 @@ def _check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | Non
         )
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the cache's keys and values must be contiguous, each for itself")
+    if out is not None and out.shape != q.shape:
+        raise ValueError(f"out is {list(out.shape)}, the queries are {list(q.shape)}")
     if out is not None and out.stride(2) != 1:
         raise ValueError(f"out has the strides {out.stride()}; a head's entries must be neighbours")
+
+
+def _check_sequences(
+    num_rows: int,
+    query_len: int,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+) -> None:
+    num_sequences = block_tables.shape[0]
+    if num_rows != num_sequences * query_len or any(
+        each.shape != (num_sequences,) for each in (context_lens, query_starts)
+    ):
+        raise ValueError(
+            f"{num_rows} queries, {query_len} a sequence, block_tables {list(block_tables.shape)}, "
+            f"context_lens {list(context_lens.shape)} and query_starts "
+            f"{list(query_starts.shape)} do not fit each other"
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.ops.blocks import head_stride, power_of_two
 from kernels.ops.launching import Config, launch
+from kernels.ops.rows_layout import as_rows
 
 ENTRIES_A_PROGRAM = 1024
 
@@ -43,16 +44,22 @@ def rope_kv_write(
     """
     num_kv_heads, page, head_dim = k_cache.shape[1:]
     num_rows = positions.shape[0]
-    qkv = qkv.view(num_rows, (num_heads + 2 * num_kv_heads) * head_dim)
+    qkv = as_rows(qkv.view(num_rows, (num_heads + 2 * num_kv_heads) * head_dim))
     if cos_sin.shape[1] != rotary_dim or not cos_sin.is_contiguous():
         raise ValueError(
             f"cos_sin {list(cos_sin.shape)} is no contiguous table of {rotary_dim} a position"
         )
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the cache's keys and values must be contiguous, each for itself")
+    shape = (num_rows, num_heads, head_dim)
     if q_out is None:
-        shape = (num_rows, num_heads, head_dim)
         q_out = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
+    if q_out.shape != shape or q_out.stride(2) != 1 or kv_slots.shape != positions.shape:
+        raise ValueError(
+            f"q_out {list(q_out.shape)} with strides {q_out.stride()} and kv_slots "
+            f"{list(kv_slots.shape)} must be {list(shape)}, a head's entries side by side, and "
+            f"{list(positions.shape)}"
+        )
     block_d = power_of_two(head_dim)
     most = power_of_two(max(num_heads, num_kv_heads))
     block_h = min(most, max(1, ENTRIES_A_PROGRAM // block_d))
@@ -61,7 +68,8 @@ def rope_kv_write(
         rotate_and_write,
         (num_rows, num_groups),
         Config(num_warps=2, num_stages=1),
-        qkv=qkv, positions=positions, cos_sin=cos_sin, kv_slots=kv_slots, k_cache=k_cache,
+        qkv=qkv, positions=positions.contiguous(), cos_sin=cos_sin,
+        kv_slots=kv_slots.contiguous(), k_cache=k_cache,
         v_cache=v_cache, q_out=q_out, q_norm=q_norm, k_norm=k_norm, k_scale=k_scale,
         v_scale=v_scale, eps=float(eps), qkv_row_stride=qkv.stride(0),
         q_row_stride=q_out.stride(0), q_head_stride=q_out.stride(1),
@@ -88,7 +96,7 @@ def rotate_and_write(
     BLOCK_D: tl.constexpr, IS_INTERLEAVED: tl.constexpr, CACHE_MAX: tl.constexpr,
 ) -> None:  # fmt: skip
     """Programs (row, group of heads): the queries' groups, the keys', the values'."""
-    row, group = tl.program_id(0), tl.program_id(1)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_q_groups = tl.cdiv(NUM_HEADS, BLOCK_H)
     num_kv_groups = tl.cdiv(KV_HEADS, BLOCK_H)
     in_group = tl.arange(0, BLOCK_H)

@@ -27,7 +27,15 @@ def view_rows(tensor: Tensor) -> Tensor | None:
 
 
 def target_rows(out: Tensor | None, like: Tensor) -> Tensor:
-    """[R, H]: rows of `out` if a kernel can write them, or new ones to be copied there."""
+    """[R, H]: rows of `out` if a kernel can write them, or new ones to be copied there.
+
+    Raises ValueError if `out` is not as wide as `like`, or has not as many values.
+    """
+    if out is not None and (out.shape[-1], out.numel()) != (like.shape[-1], like.numel()):
+        raise ValueError(
+            f"out is {list(out.shape)}; it must hold {like.numel()} values in rows of "
+            f"{like.shape[-1]}"
+        )
     rows = None if out is None else view_rows(out)
     if rows is not None:
         return rows

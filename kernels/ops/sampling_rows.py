@@ -113,7 +113,12 @@ def first_largest(rows: Rows, best: Tensor, tokens: Tensor) -> Tensor:
 
 
 def tokens_for(out: Tensor | None, num_rows: int, device: torch.device) -> Tensor:
-    """`out` if a kernel can write it, or int64 [num_rows] to be copied to it."""
+    """`out` if a kernel can write it, or int64 [num_rows] to be copied to it.
+
+    Raises ValueError if `out` is of another shape.
+    """
+    if out is not None and out.shape != (num_rows,):
+        raise ValueError(f"out is {list(out.shape)}; it must be {[num_rows]}, one token a row")
     if out is not None and out.dtype is torch.int64 and out.is_contiguous():
         return out
     return torch.empty(num_rows, dtype=torch.int64, device=device)

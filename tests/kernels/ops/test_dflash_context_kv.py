@@ -43,6 +43,21 @@ def test_caches_are_those_of_the_reference() -> None:
         torch.testing.assert_close(given, wanted, atol=5e-6, rtol=5e-6)
 
 
+def test_rows_and_norms_may_be_parts_of_wider_tensors() -> None:
+    call, want = made(), made()
+    wanted = dflash_context_kv(*want.args, **want.kwargs)
+    states, weight, positions, cos_sin, slots = call.args
+    apart = [torch.stack((each, each - 3), dim=1)[:, 0] for each in (positions, slots)]
+    norm = torch.cat((call.kwargs["k_norm"], call.kwargs["k_norm"]), dim=1)[:, :32]
+    assert not norm.is_contiguous()
+
+    got = dflash_context_kv(
+        states, weight, apart[0], cos_sin, apart[1], **{**call.kwargs, "k_norm": norm}
+    )
+
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 def test_layers_may_lie_apart() -> None:
     call, want = made(), made()
     wide = [torch.cat((cache, cache), dim=1) for cache in want.kwargs.values() if _is_cache(cache)]

@@ -61,3 +61,17 @@ def test_drafts_are_shifted_and_written_into_a_part_of_out() -> None:
     assert torch.equal(tokens, reference(logits, previous, table, weight, offsets=offsets))
     assert bool((tokens % 3 == 0).all())
     assert bool((held[:, [0, 1, 3, 5, 7]] == -1).all())
+
+
+def test_logits_that_are_not_numbers_give_drafts_that_there_are() -> None:
+    """A draft past the end would read the table behind its own."""
+    logits = torch.full((2, 2, 60), torch.nan)
+    logits[1] = 0.0
+    weight = quantize_int8(made(60, 8))
+
+    tokens = markov_pick(
+        logits, torch.tensor([1, 2]), torch.zeros(60, 8), weight, offsets=torch.zeros(60).long()
+    )
+
+    assert bool((tokens[0] < 60).all())
+    assert tokens[1].tolist() == [0, 0]

@@ -102,5 +102,5 @@ def test_no_rows_give_no_results() -> None:
 def test_weights_in_pieces_are_refused() -> None:
     ids = torch.zeros(3, 1, dtype=torch.int64)
 
-    with pytest.raises(ValueError, match="make them contiguous once"):
+    with pytest.raises(ValueError, match="make it contiguous once"):
         moe_matmul(made(3, 40), made(4, 40, 20).transpose(1, 2), ids, torch.ones(3, 1))

@@ -158,6 +158,24 @@ def test_queries_whose_entries_are_apart_are_copied() -> None:
         paged_attention(*call.args, **{**call.kwargs, "out": torch.empty_like(turned)})
 
 
+def test_tables_and_masks_may_be_parts_of_wider_tensors() -> None:
+    shape = replace(SMALL, mask="bits", context_lens=(90, 40))
+    call = made(shape)
+    want = paged_attention(*call.args, **call.kwargs).clone()
+
+    def within(tensor: Tensor) -> Tensor:
+        """The same in every second row of one that is as wide again."""
+        wide = torch.full((2 * len(tensor), *(2 * size for size in tensor.shape[1:])), -77)
+        part = wide.to(tensor.dtype)[::2][tuple(slice(size) for size in tensor.shape)]
+        return part.copy_(tensor)
+
+    args = (*call.args[:3], *map(within, call.args[3:]))
+    kwargs = {**call.kwargs, "mask_bits": within(call.kwargs["mask_bits"])}
+    assert not args[3].is_contiguous()
+
+    assert torch.equal(paged_attention(*args, **kwargs), want)
+
+
 @pytest.mark.parametrize("scale", [(0.5, 4.0), ((0.5, 2.0), (4.0, 0.25))])
 def test_cache_of_8_bits_is_multiplied_by_its_scales(scale: tuple[object, object]) -> None:
     shape = replace(SMALL, context_lens=(41, 9), num_heads=4, num_kv_heads=2, num_splits=1)
@@ -195,10 +213,13 @@ def test_tables_without_width_give_zeros() -> None:
         ({"mask": "tree"}, "'tree' is unknown; use causal, block, bits"),
         ({"mask": "bits"}, "needs mask_bits"),
         ({"mask": "bits", "mask_bits": torch.ones(1, 64), "query_len": 64}, "words of 63 bits"),
+        ({"mask": "bits", "mask_bits": torch.ones(2, 4)}, r"mask_bits are \[2, 4\], and the rows"),
+        ({"query_len": 6}, "10 queries, 6 a sequence, block_tables .* do not fit each other"),
+        ({"out": torch.empty(9, 2, 32)}, r"out is \[9, 2, 32\], the queries are \[10, 2, 32\]"),
     ],
     ids=str,
 )
-def test_mask_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     call = made(SMALL)
 
     with pytest.raises(ValueError, match=message):

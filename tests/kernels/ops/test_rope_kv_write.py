@@ -138,6 +138,19 @@ def test_rows_and_results_may_be_parts_of_wider_tensors() -> None:
     assert bool(out[:, 0].isnan().all() and out[:, 5].isnan().all())
 
 
+def test_rows_whose_values_are_apart_are_copied() -> None:
+    call = made()
+    want = rope_kv_write(*call.args, **call.kwargs).clone()
+    qkv, positions, cos_sin, slots = call.args[:4]
+    turned_rows = qkv.t().contiguous().t()
+    apart = [torch.stack((each, each - 3), dim=1)[:, 0] for each in (positions, slots)]
+    assert turned_rows.stride(1) != 1
+    assert apart[0].stride() == (2,)
+
+    args = (turned_rows, apart[0], cos_sin, apart[1], *call.args[4:])
+    assert torch.equal(rope_kv_write(*args, **call.kwargs), want)
+
+
 def test_inputs_stay_as_they_are() -> None:
     call = made()
     before = call.args[0].clone()
@@ -155,3 +168,10 @@ def test_table_and_cache_that_do_not_fit_are_refused() -> None:
         rope_kv_write(*call.args, **{**call.kwargs, "rotary_dim": 16})
     with pytest.raises(ValueError, match="must be contiguous"):
         rope_kv_write(*call.args[:4], wide, wide, **call.kwargs)
+    for out in (torch.empty(4, 4, 32), torch.empty(5, 4, 64)[..., ::2]):
+        with pytest.raises(
+            ValueError, match=r"must be \[5, 4, 32\], a head's entries side by side"
+        ):
+            rope_kv_write(*call.args, **{**call.kwargs, "q_out": out})
+    with pytest.raises(ValueError, match=r"kv_slots \[3\] must be"):
+        rope_kv_write(*call.args[:3], call.args[3][:3], *call.args[4:], **call.kwargs)
