@@ -21,6 +21,7 @@ from gateway.store.audit import AuditEvent, append_events
 from gateway.store.changes import KEYS, POLICIES, ChangeWatcher
 from gateway.store.policies import activate_policy
 from gateway.store.requests import purge_requests, purge_snapshots
+from gateway.store.rollups import purge_rollups
 from gateway.store.state import load_endpoint_state, save_endpoint_state
 
 log = structlog.get_logger()
@@ -168,6 +169,7 @@ class Housekeeping:
             async with self._gateway.store.begin() as connection:
                 num = await purge_snapshots(connection, now=now)
                 num += await purge_requests(connection, older_than=now - REQUESTS_KEEP_S)
+                num += await purge_rollups(connection, now=now)
                 num += await idempotency.purge_expired(connection, now=now)
             if num == 0:
                 return

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 
-from gateway.core import Caller, Endpoint, FleetSnapshot, PriceRow
+from gateway.core import Caller, Endpoint, FleetSnapshot, Lane, PriceRow
 from gateway.ledger.corrections import KnownCost
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.records import Hold, HoldRequest, Settlement
-from gateway.ledger.recovery import CRASHED
+from gateway.ledger.records import CRASHED, Hold, HoldRequest, Settlement
 from gateway.prices.rows import BATCH, STANDARD, UNPRICED, cost_nanos, hold_nanos, pick_row
 from gateway.relay.money import (
     OUTPUT_TOKENS_UNKNOWN,
@@ -74,6 +73,7 @@ class NativeMoney:
             provider=self._endpoint.provider,
             is_simulated=self._endpoint.is_simulated,
             unseen_tokens=asked,
+            lane=Lane.BATCH.value,
         )
         self._holds[line_no] = await self._ledger.reserve(request)
         self._expected[line_no] = Usage(input=prompt, output=asked)

@@ -20,7 +20,10 @@ from gateway.ledger.bulk import KEY, insert_rows, update_rows
 from gateway.ledger.grants import change_window, lock_holder
 from gateway.ledger.journal import Position
 from gateway.ledger.records import Dropped, Ended, LedgerAlert, Progress, Record, Sent
+from gateway.ledger.spend import add_end
 from gateway.store.ledger_tables import attempt_leases, attempts, entries, holders, leases
+from gateway.store.rollup_tables import SPEND_NAMES
+from gateway.store.rollups import Sums, spend_sums
 from gateway.wire.usage import BUCKETS, Usage
 
 IDS_PER_QUERY_MAX = 500
@@ -42,9 +45,15 @@ class _Change:
 class _Known:
     """What an attempt's end must know of it."""
 
-    tenant_id: str
     provider: str
     state: str
+    tenant_id: str
+    team_id: str
+    key_id: str
+    endpoint_id: str
+    model: str
+    lane: str
+    at_unix_s: float  # when it was sent
 
 
 @dataclass(slots=True)
@@ -58,6 +67,7 @@ class _Books:
     entries: list[dict[str, Any]] = field(default_factory=list)
     lease_spent: dict[str, int] = field(default_factory=dict)
     alerts: list[LedgerAlert] = field(default_factory=list)
+    spend: Sums = field(default_factory=spend_sums)
 
 
 class UnknownHolder(Exception):
@@ -154,9 +164,11 @@ async def _known_attempts(connection: AsyncConnection, ids: list[str]) -> dict[s
     found: dict[str, _Known] = {}
     for start in range(0, len(ids), IDS_PER_QUERY_MAX):
         some = ids[start : start + IDS_PER_QUERY_MAX]
-        query = sa.select(c.attempt_id, c.tenant_id, c.provider, c.state)
-        for row in await connection.execute(query.where(c.attempt_id.in_(some))):
-            found[row.attempt_id] = _Known(row.tenant_id, row.provider, row.state)
+        query = sa.select(
+            c.attempt_id, c.provider, c.state, *(c[name] for name in SPEND_NAMES), c.sent_at
+        )
+        for attempt_id, *known in await connection.execute(query.where(c.attempt_id.in_(some))):
+            found[attempt_id] = _Known(*known)
     return found
 
 
@@ -195,6 +207,8 @@ def _book_attempt(
         tenant_id = sent.tenant_id if sent is not None else known.tenant_id if known else ""
         provider = sent.provider if sent is not None else known.provider if known else ""
         _enter(books, end, tenant_id, provider, lease_rows)
+        if (whose := sent or known) is not None:
+            add_end(books.spend, whose, end, is_released=change.is_released)
     if sent is not None:
         row = _sent_row(sent, holder_id)
         if end is not None:
@@ -281,6 +295,7 @@ def _sent_row(sent: Sent, holder_id: str) -> dict[str, Any]:
         "provider": sent.provider,
         "model": sent.model,
         "surface": sent.surface,
+        "lane": sent.lane,
         "stream": sent.stream,
         "hold_nanos": sent.hold_nanos,
         "prompt_tokens_estimate": sent.prompt_tokens_estimate,
@@ -359,3 +374,4 @@ async def _write(
         )
     for (budget_id, window_start), move in sorted(windows.items()):
         await change_window(connection, budget_id, window_start, **move)
+    await books.spend.write(connection)

@@ -16,16 +16,16 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.ledger.booking import IDS_PER_QUERY_MAX, entry_rows
-from gateway.ledger.recovery import CRASHED
+from gateway.ledger.spend import add_correction, is_wasted
 from gateway.ledger.windows import day_of
 from gateway.store.batch_tables import corrections
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts, entries
+from gateway.store.rollup_tables import MONEY, SPEND_NAMES, TOKENS
+from gateway.store.rollups import spend_sums
 from gateway.wire.usage import BUCKETS, Usage
 
 Kind = Literal["native_result", "reconcile"]
-MONEY = ("cost_nanos", "billed_nanos", "overrun_nanos", "waste_nanos")
-TOKENS = tuple(f"{bucket}_tokens" for bucket in BUCKETS)
 
 
 class KnownCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +95,21 @@ async def _correct(
 ) -> int:
     c = attempts.c
     query = sa.select(
-        c.attempt_id, c.tenant_id, c.provider, c.model, c.sent_at, c.hold_nanos, c.failure,
-        *(c[name] for name in (*MONEY, *TOKENS)),
+        c.attempt_id, c.provider, c.sent_at, c.hold_nanos, c.failure, c.price_source,
+        *(c[name] for name in (*SPEND_NAMES, *MONEY, *TOKENS)),
     ).where(c.attempt_id.in_(known), c.state == "settled").order_by(c.attempt_id)  # fmt: skip
     # Locked before their corrections are read: two that correct the same attempt take turns.
     settled = list(await connection.execute(query.with_for_update()))
     before = await corrections_of(connection, corrections.c.attempt_id.in_(known))
     rows: list[dict[str, Any]] = []
     booked: list[dict[str, Any]] = []
+    spend = spend_sums()
     for row in settled:
         true = known[row.attempt_id]
         then = before.get(row.attempt_id) or Corrected(dict.fromkeys(MONEY, 0))
         deltas = _deltas(row, then, true.cost_nanos)
-        is_usage_new = true.usage not in (None, then.usage or booked_usage(row))
+        usage_then = then.usage or booked_usage(row)
+        is_usage_new = true.usage not in (None, usage_then)
         if not any(deltas.values()) and not is_usage_new:
             continue
         correction_id = secrets.token_hex(12)
@@ -119,10 +121,15 @@ async def _correct(
             **deltas,
         })  # fmt: skip
         booked += entry_rows(f"correction:{correction_id}", _amounts(row, deltas), now)
+        add_correction(
+            spend, row, deltas, cost_before_nanos=row.cost_nanos + then.money["cost_nanos"],
+            usage_before=usage_then, usage=true.usage,
+        )  # fmt: skip
     if rows:
         await connection.execute(sa.insert(corrections), rows)
     if booked:
         await connection.execute(sa.insert(entries), booked)
+    await spend.write(connection)
     return len(rows)
 
 
@@ -130,9 +137,11 @@ def _deltas(row: sa.Row[Any], before: Corrected, cost: int) -> dict[str, int]:
     cost_then, billed_then, overrun_then, waste_then = (
         getattr(row, name) + before.money[name] for name in MONEY
     )
-    # An attempt that failed was never the client's to pay, whatever it cost.
-    is_waste = row.billed_nanos == 0 and (
-        row.waste_nanos > 0 or (row.cost_nanos == 0 and row.failure not in ("", CRASHED))
+    is_waste = is_wasted(
+        cost_nanos=row.cost_nanos,
+        billed_nanos=row.billed_nanos,
+        waste_nanos=row.waste_nanos,
+        failure=row.failure,
     )
     billed = 0 if is_waste else min(cost, row.hold_nanos)
     overrun = 0 if is_waste else cost - billed

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gateway.core import Caller, PriceRow
+from gateway.core import Caller, Lane, PriceRow
 from gateway.wire.usage import Usage
 
 if TYPE_CHECKING:
     from gateway.ledger.leases import Lease
 
 BillableTo = Literal["client", "operator"]
+CRASHED = "gateway_crashed"  # the failure of an attempt that nobody lived to settle
 
 
 class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     provider: str = ""  # "" = the part of endpoint_id before the slash
     is_simulated: bool = False
     unseen_tokens: int = 0  # what may be generated that no progress record has told of yet
+    lane: str = Lane.INTERACTIVE.value
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     prompt_tokens_estimate: int
     at_unix_s: float
     unseen_tokens: int = 0
+    lane: str = Lane.INTERACTIVE.value
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -177,6 +180,7 @@ def sent_record(request: HoldRequest, leases: tuple[Lease, ...], at_unix_s: floa
         prompt_tokens_estimate=request.prompt_tokens_estimate,
         at_unix_s=at_unix_s,
         unseen_tokens=request.unseen_tokens,
+        lane=request.lane,
     )
 
 

@@ -28,7 +28,7 @@ from gateway.ledger.journal import (
     lock_directory,
     remove_directory,
 )
-from gateway.ledger.records import Ended, LedgerAlert
+from gateway.ledger.records import CRASHED, Ended, LedgerAlert
 from gateway.prices.rows import cost_nanos, pick_row
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempt_leases, attempts, entries, holders, leases
@@ -36,7 +36,6 @@ from gateway.wire.usage import BUCKETS, Usage
 
 RECORDS_PER_BATCH = 256
 DAMAGED_SUFFIX = ".damaged"
-CRASHED = "gateway_crashed"
 
 DatabaseNow = Callable[[AsyncConnection], Awaitable[float]]
 

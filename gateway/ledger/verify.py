@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import dollars
-from gateway.ledger.corrections import MONEY
 from gateway.ledger.journal import SUFFIX, JournalReader, Position, file_numbers, file_path
 from gateway.ledger.records import Opened
 from gateway.ledger.recovery import DAMAGED_SUFFIX
+from gateway.ledger.verify_rollups import rollup_problems
 from gateway.store.batch_tables import corrections
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import (
@@ -28,6 +28,7 @@ from gateway.store.ledger_tables import (
     holders,
     leases,
 )
+from gateway.store.rollup_tables import MONEY
 
 PROBLEMS_PER_CHECK_MAX = 20
 CATCH_UP_S = 3.0  # a running server has its journal in SQL long before
@@ -64,6 +65,7 @@ async def _sums(store: Store) -> list[str]:
             *await _leases(connection),
             *await _windows(connection),
             *await _forgotten_attempts(connection),
+            *await rollup_problems(connection),
         ]
 
 

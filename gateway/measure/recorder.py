@@ -22,7 +22,13 @@ from gateway.core import (
     dollars,
 )
 from gateway.store.engine import Store
-from gateway.store.requests import RequestRow, insert_requests, insert_snapshots, stored_view
+from gateway.store.requests import (
+    RequestRow,
+    has_failed,
+    insert_requests,
+    insert_snapshots,
+    stored_view,
+)
 from gateway.wire.usage import Usage
 
 log = structlog.get_logger()
@@ -86,7 +92,7 @@ class RequestRecord:
     @property
     def has_failed(self) -> bool:
         """Ours or the endpoints' fault, told as a status or inside a stream that had begun."""
-        return self.status >= 500 or (200 <= self.status < 300 and bool(self.error))
+        return has_failed(self.status, self.error)
 
     def row(self) -> RequestRow:
         facts, plan, result = self.facts, self.plan, self.result

@@ -285,6 +285,7 @@ class Exchange:
             provider=endpoint.provider,
             is_simulated=endpoint.is_simulated,
             unseen_tokens=unseen_tokens(job, endpoint, every_s=PROGRESS_EVERY_S),
+            lane=job.facts.lane.value,
         )
 
     def _first_token_timeout_s(self) -> float:

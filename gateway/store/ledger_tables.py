@@ -117,6 +117,7 @@ attempts = sa.Table(
     sa.Column("provider", sa.Text, nullable=False),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("surface", sa.Text, nullable=False),
+    sa.Column("lane", sa.Text, nullable=False, server_default="interactive"),
     _flag("stream"),
     sa.Column("state", sa.Text, nullable=False),
     _nanos("hold_nanos"),

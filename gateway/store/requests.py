@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import Candidate, EndpointLive, FleetSnapshot, FleetView, RequestFacts
+from gateway.store.rollups import request_sums
 from gateway.store.tables import requests, snapshots
 from gateway.store.upsert import insert_into
 from gateway.wire.usage import Usage
@@ -18,6 +19,7 @@ from gateway.wire.usage import Usage
 SNAPSHOT_KEEP_S = 7 * 86_400.0
 PAGE_ROWS_MAX = 1_000
 PURGE_ROWS_MAX = 5_000
+IDS_PER_QUERY_MAX = 500
 ERROR_CHARS_MAX = 500
 SNAPSHOT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -91,10 +93,43 @@ def view_of(row: RequestRow, snapshot: FleetSnapshot) -> FleetView:
     )
 
 
+def has_failed(status: int, error: str) -> bool:
+    """Ours or the endpoints' fault, told as a status or inside a stream that had begun."""
+    return status >= 500 or (200 <= status < 300 and bool(error))
+
+
 async def insert_requests(connection: AsyncConnection, rows: Sequence[RequestRow]) -> None:
-    """Add rows of any tenants; one that is there already stays, so a batch can be repeated."""
-    if rows:
-        await connection.execute(_insert(connection, requests), [_written(row) for row in rows])
+    """
+    Add rows of any tenants, and sum them up; one that is there already stays and counts once, so
+    a batch can be repeated. Only one process writes the rows of a request.
+    """
+    known: set[str] = set()
+    for begin in range(0, len(rows), IDS_PER_QUERY_MAX):
+        ids = [row.id for row in rows[begin : begin + IDS_PER_QUERY_MAX]]
+        query = sa.select(requests.c.id).where(requests.c.id.in_(ids))
+        known.update((await connection.execute(query)).scalars())
+    new = {row.id: row for row in rows if row.id not in known}
+    if not new:
+        return
+    written = [_written(row) for row in new.values()]
+    await connection.execute(_insert(connection, requests), written)
+    sums = request_sums()
+    for row in new.values():
+        names = (row.tenant_id, row.endpoint_id, row.model, row.lane)
+        sums.add(row.created_at, names, _summed(row))
+    await sums.write(connection)
+
+
+def _summed(row: RequestRow) -> tuple[int, ...]:
+    """In the order of REQUEST_SUMS."""
+    return (
+        1,
+        int(400 <= row.status < 500),
+        int(has_failed(row.status, row.error)),
+        int(row.ttft_any_ms is not None),
+        round((row.ttft_any_ms or 0.0) * 1000),
+        round((row.duration_ms or 0.0) * 1000),
+    )
 
 
 async def insert_snapshots(connection: AsyncConnection, found: Sequence[FleetSnapshot]) -> None:

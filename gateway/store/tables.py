@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from gateway.store import admin_tables, batch_tables, ledger_tables
+from gateway.store import admin_tables, batch_tables, ledger_tables, rollup_tables
 from gateway.store.metadata import metadata
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "metadata",
     "policies",
     "requests",
+    "rollup_tables",
     "snapshots",
     "teams",
     "tenants",
@@ -130,7 +131,19 @@ requests = sa.Table(
     # Keyset pages: newest first within a tenant, and within one of its keys.
     sa.Index("ix_requests_tenant_id", "tenant_id", "created_at", "id"),
     sa.Index("ix_requests_key_id", "tenant_id", "key_id", "created_at", "id"),
-    sa.Index("ix_requests_created_at", "created_at"),
+    # What the log is filtered by, so that a long look back reads no row that it does not show.
+    sa.Index(
+        "ix_requests_filters",
+        "created_at",
+        "id",
+        "tenant_id",
+        "key_id",
+        "model",
+        "endpoint_id",
+        "lane",
+        "stream",
+        "status",
+    ),
 )
 
 snapshots = sa.Table(

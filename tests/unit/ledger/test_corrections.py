@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from gateway.ledger.corrections import KnownCost, correct_attempts
-from gateway.ledger.recovery import CRASHED
+from gateway.ledger.records import CRASHED
 from gateway.ledger.report import GROUPS, report
 from gateway.ledger.verify import verify
 from gateway.prices.rows import UNPRICED

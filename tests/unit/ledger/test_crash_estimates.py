@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from gateway.core import PriceRow
-from gateway.ledger.recovery import CRASHED, estimated_end
+from gateway.ledger.records import CRASHED
+from gateway.ledger.recovery import estimated_end
 from gateway.wire.usage import BUCKETS
 
 PRICE = PriceRow(source="policy", input=1_000, output=2_000)  # 1 and 2 nano-dollars a token

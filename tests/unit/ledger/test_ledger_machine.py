@@ -25,8 +25,7 @@ from gateway.errors import BudgetExhausted
 from gateway.ledger.journal import encode
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.options import LedgerOptions
-from gateway.ledger.records import Dropped, Hold, LedgerAlert
-from gateway.ledger.recovery import CRASHED
+from gateway.ledger.records import CRASHED, Dropped, Hold, LedgerAlert
 from gateway.ledger.verify import verify
 from gateway.store.engine import open_store
 from gateway.wire.usage import Usage
