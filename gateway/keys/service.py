@@ -106,7 +106,7 @@ async def create_key(
                 connection, tenant_id, _budget_row(budget, "key", row, new_id), now=now
             )
         await note_change(connection, KEYS)
-        detail = {"name": row.name, "team": team.name, "budgets": list(wanted.budgets)}
+        detail = {"name": row.name, "team": team.name, "after": wanted}
         await _record(
             connection, tenant_id, "key.create", row.id, at=now, detail=detail, actor=actor
         )
@@ -177,7 +177,11 @@ async def rotate_key(
             previous_expires_at=now + overlap_s,
         )
         await note_change(connection, KEYS)
-        detail = {"overlap_s": overlap_s}
+        detail = {
+            "overlap_s": overlap_s,
+            "before": {"rotated_at": row.rotated_at},
+            "after": {"rotated_at": now},
+        }
         await _record(
             connection, tenant_id, "key.rotate", key_id, at=now, detail=detail, actor=actor
         )
@@ -197,7 +201,10 @@ async def revoke_key(
             return row
         await tenancy.update_key(connection, tenant_id, key_id, revoked_at=now)
         await note_change(connection, KEYS)
-        await _record(connection, tenant_id, "key.revoke", key_id, at=now, detail={}, actor=actor)
+        detail = {"before": {"revoked_at": None}, "after": {"revoked_at": now}}
+        await _record(
+            connection, tenant_id, "key.revoke", key_id, at=now, detail=detail, actor=actor
+        )
     return msgspec.structs.replace(row, revoked_at=now)
 
 
@@ -227,9 +234,14 @@ async def set_budget(
             period=budget.period,
             limit_nanos=budget.limit_nanos,
         )
+        before = await _limit_in_force(connection, row)
         await tenancy.set_budget(connection, tenant_id, row, now=now)
         await note_change(connection, KEYS)
-        detail = {"period": budget.period, "limit_nanos": budget.limit_nanos}
+        detail = {
+            "period": budget.period,
+            "before": {"limit_nanos": before},
+            "after": {"limit_nanos": budget.limit_nanos},
+        }
         subject = f"{scope_kind}:{scope_id}"
         await _record(
             connection, tenant_id, "budget.set", subject, at=now, detail=detail, actor=actor
@@ -241,11 +253,19 @@ async def end_budget(
 ) -> None:
     """Take a budget out of force. NotFound when the tenant has none of that id in force."""
     async with store.begin() as connection:
-        if not await tenancy.end_budget(connection, tenant_id, budget_id, now=now):
-            raise NotFound(f"this tenant has no budget {budget_id!r} in force")
+        rows = await tenancy.list_budgets(connection, tenant_id)
+        row = next((row for row in rows if row.id == budget_id), None)
+        if row is None or not await tenancy.end_budget(connection, tenant_id, budget_id, now=now):
+            raise NotFound(f"this tenant has no budget {budget_id[:60]!r} in force")
         await note_change(connection, KEYS)
+        detail = {
+            "period": row.period,
+            "before": {"limit_nanos": row.limit_nanos},
+            "after": {"limit_nanos": None},
+        }
+        subject = f"{row.scope_kind}:{row.scope_id}"
         await _record(
-            connection, tenant_id, "budget.end", budget_id, at=now, detail={}, actor=actor
+            connection, tenant_id, "budget.end", subject, at=now, detail=detail, actor=actor
         )
 
 
@@ -301,6 +321,15 @@ async def _insert(
         if await tenancy.insert_key(connection, team.tenant_id, row, secret_hash):
             return minted, row
     raise AssertionError(f"{ID_TRIES_MAX} random key ids were all taken")
+
+
+async def _limit_in_force(connection: AsyncConnection, wanted: BudgetRow) -> int | None:
+    """The limit of that scope and period until now; None where there was none."""
+    scope = (wanted.scope_kind, wanted.scope_id, wanted.period)
+    for row in await tenancy.list_budgets(connection, wanted.tenant_id):
+        if (row.scope_kind, row.scope_id, row.period) == scope:
+            return row.limit_nanos
+    return None
 
 
 async def _live_key(connection: AsyncConnection, tenant_id: str, key_id: str) -> KeyRow:

@@ -145,8 +145,12 @@ async def update_key(
     connection: AsyncConnection, tenant_id: str, key_id: str, **values: Any
 ) -> bool:
     """False when the tenant has no such key."""
+    written = {
+        name: _written_names(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }
     statement = (
-        keys.update().where(keys.c.tenant_id == tenant_id, keys.c.id == key_id).values(**values)
+        keys.update().where(keys.c.tenant_id == tenant_id, keys.c.id == key_id).values(**written)
     )
     return (await connection.execute(statement)).rowcount == 1
 
