@@ -207,15 +207,15 @@ async def _issue_keys(home: Path) -> list[str]:
 
 
 @contextmanager
-def batch_world(home: Path) -> Iterator[BatchWorld]:
+def batch_world(home: Path, environ: Mapping[str, str] | None = None) -> Iterator[BatchWorld]:
     """Providers, gateway and two tenants' keys; the gateway must stop in order at the end."""
     providers = Providers()
     providers.start(PROFILES)
     try:
         key, strangers_key = asyncio.run(_issue_keys(home))
         policy = policy_yaml(providers)
-        gateway = start_gateway(policy, home, environ={}, key=key)
-        world = BatchWorld(gateway, providers, key, strangers_key, policy)
+        gateway = start_gateway(policy, home, environ=environ, key=key)
+        world = BatchWorld(gateway, providers, key, strangers_key, policy, dict(environ or {}))
         try:
             yield world
         finally:
