@@ -6,6 +6,7 @@ import datetime
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -165,25 +166,14 @@ def fetch(batch_id: str, out: Path, *, url: str, key: str) -> None:
         found = client.show(batch_id)
         ids = [found[name] for name in ("output_file_id", "error_file_id") if found[name]]
         if not ids:
-            raise click.ClickException(f"{batch_id} has no files yet; it is {found['status']}")
+            raise Refused(f"{batch_id} has no files yet; it is {found['status']}")
         out.mkdir(parents=True, exist_ok=True)
         for file_id in ids:
             click.echo(client.fetch(file_id, out))
 
 
-class _client:
-    """A client whose refusals end the command with one line."""
-
-    def __init__(self, url: str, key: str) -> None:
-        self._client = BatchClient(url, key)
-
-    def __enter__(self) -> BatchClient:
-        return self._client
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._client.close()
-        if isinstance(error, Refused):
-            raise click.ClickException(str(error)) from None
+def _client(url: str, key: str) -> closing[BatchClient]:
+    return closing(BatchClient(url, key))
 
 
 def _watched(client: BatchClient, made: dict[str, Any]) -> dict[str, Any]:

@@ -8,16 +8,18 @@ from typing import Any
 import httpx
 import msgspec
 
+from gateway.errors import ApiError, SetupError
+
 TIMEOUT_S = 120.0
 UPLOAD_TIMEOUT_S = 1_800.0
 
 
-class Refused(Exception):
-    """The gateway said no, or did not answer; the message says which and what to do."""
+class Refused(ApiError):
+    """The gateway said no; the message says why."""
 
 
 class BatchClient:
-    """Raises Refused for everything that is not a 200."""
+    """Raises Refused for everything that is not a 200, SetupError where no gateway answers."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
@@ -68,22 +70,26 @@ class BatchClient:
         """Streams a file into the folder under the name that the gateway has for it."""
         name = Path(str(self._ask("GET", f"/files/{file_id}")["filename"])).name
         path = folder / name
+        part_path = folder / f"{name}.part"  # what breaks off is not taken for a whole file
         try:
             with self._http.stream("GET", f"{self._url}/files/{file_id}/content") as answer:
                 if answer.status_code != 200:
                     raise Refused(f"the gateway answers {answer.status_code} for {file_id}")
-                with path.open("wb") as file:
+                with part_path.open("wb") as file:
                     for part in answer.iter_bytes():
                         file.write(part)
         except httpx.HTTPError as error:
-            raise Refused(f"{file_id} was not read to its end: {error}") from error
+            raise SetupError(
+                f"{file_id} was not read to its end: {error}; fetch it again"
+            ) from error
+        part_path.replace(path)
         return path
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, f"{self._url}{path}", **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Refused(
+            raise SetupError(
                 f"no answer from {self._url}: {error}; start it (looprouter up), or mend --url"
             ) from error
         try:
