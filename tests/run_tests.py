@@ -32,7 +32,7 @@ NODE_FOLDER = ROOT / "tests/e2e/node"
 NODE_VERSION_MIN = 20
 BENCH_FOLDER = "tests/bench"
 # Triton interprets all kernels of a process or none, so each of these has a process of its own.
-INTERPRETED = ("tests/kernels/ops",)
+INTERPRETED = ("tests/kernels/ops", "tests/kernels/engine")
 INTERPRETING = {"TRITON_INTERPRET": "1"}
 TESTS_FAILED = 1  # pytest's exit statuses
 NONE_CHOSEN = 5

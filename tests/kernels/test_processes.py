@@ -12,27 +12,27 @@ from kernels.ops.launching import IS_INTERPRETED
 from tests.run_tests import INTERPRETED, INTERPRETING, NONE_CHOSEN, runs, worst
 from tests.support.source_tree import ROOT
 
-OPS = list(INTERPRETED)
+FOLDERS = list(INTERPRETED)
 ONE = "tests/kernels/ops/test_cases.py::test_x"
 
 
 @pytest.mark.parametrize(
     ("arguments", "plain", "interpreted"),
     [
-        ([], [], OPS),
-        (["-x", "-k", "gateway"], ["-x", "-k", "gateway"], [*OPS, "-x", "-k", "gateway"]),
-        (["tests/unit", "-x"], ["tests/unit", "-x"], None),
-        (["tests/kernels"], ["tests/kernels"], OPS),
-        ([ONE], None, [ONE]),
-        (["tests/unit", *OPS], ["tests/unit"], OPS),
+        ([], [[]], [[each] for each in FOLDERS]),
+        (["-x", "-k", "a"], [["-x", "-k", "a"]], [[each, "-x", "-k", "a"] for each in FOLDERS]),
+        (["tests/unit", "-x"], [["tests/unit", "-x"]], []),
+        (["tests/kernels"], [["tests/kernels"]], [[each] for each in FOLDERS]),
+        ([ONE], [], [[ONE]]),
+        (["tests/unit", FOLDERS[1]], [["tests/unit"]], [[FOLDERS[1]]]),
     ],
 )
 def test_paths_go_to_their_own_process(
-    arguments: list[str], plain: list[str] | None, interpreted: list[str] | None
+    arguments: list[str], plain: list[list[str]], interpreted: list[list[str]]
 ) -> None:
-    expected = [(plain, {}), (interpreted, INTERPRETING)]
+    wanted = [(each, {}) for each in plain] + [(each, INTERPRETING) for each in interpreted]
 
-    assert runs(arguments) == [each for each in expected if each[0] is not None]
+    assert runs(arguments) == wanted
 
 
 def test_a_process_without_tests_is_good_beside_one_that_has_some() -> None:
@@ -51,8 +51,9 @@ def test_interpreted_tests_are_left_out_beside_others_and_told() -> None:
     environ = {name: value for name, value in os.environ.items() if name not in INTERPRETING}
     command = [sys.executable, "-m", "pytest", "--collect-only", "tests/kernels/test_targets.py"]
     done = subprocess.run(
-        [*command, *OPS], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        [*command, *FOLDERS], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
 
-    assert "tests/kernels/ops/" not in done.stdout.replace("not run here: tests/kernels/ops", "")
-    assert "not run here: tests/kernels/ops" in done.stdout
+    for folder in FOLDERS:
+        assert f"{folder}/" not in done.stdout
+        assert f"not run here: {folder}, which" in done.stdout
