@@ -17,7 +17,8 @@ from kernels.ops.launching import IS_INTERPRETED
 
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 NVIDIA_DRIVER = Path("/sys/module/nvidia/version")
-DIGESTED = ("ops", "reference", "doctor")  # folders of this package
+# Of this package: what is tried, with what, against what, and by which bounds.
+DIGESTED = ("ops", "reference", "cases", "doctor", "tools", "interface.py", "targets.py")
 NONE = "none"
 
 
@@ -73,8 +74,8 @@ def sources_digest() -> str:
     process goes on with what it has loaded."""
     digest = hashlib.sha256()
     root = Path(kernels.__file__).parent
-    for folder in DIGESTED:
-        for path in sorted((root / folder).rglob("*")):
+    for name in DIGESTED:
+        for path in sorted((root / name, *(root / name).rglob("*"))):
             if path.suffix in (".py", ".json"):
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes() + b"\0")

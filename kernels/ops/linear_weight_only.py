@@ -138,8 +138,8 @@ def linear_weight_only(
     is_int4 = isinstance(weight, Int4Weight)
     name = f"int4 {weight.group_size}" if isinstance(weight, Int4Weight) else "int8"
     tiles = plan(
-        f"linear_weight_only {name}", num_rows, num_out, num_in,
-        block_k_max=INT4_BLOCK_K_MAX if is_int4 else BLOCK_K_MAX, input_bytes=x.itemsize,
+        "linear_weight_only", num_rows, num_out, num_in,
+        block_k_max=INT4_BLOCK_K_MAX if is_int4 else BLOCK_K_MAX, input_bytes=x.itemsize, kind=name,
     )  # fmt: skip
     parts = new_parts(tiles, result) if tiles.is_parted else None
     arguments = {

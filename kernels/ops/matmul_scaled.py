@@ -136,10 +136,10 @@ def matmul_int8(
             f"an int8 product over {num_in} inputs may not fit into int32; at most {INT32_IN_MAX}"
         )
     check_contiguous(weight)
-    op = "linear_int8" if num_digits == 2 else "linear_int8_w8a8"
     tiles = plan(
-        op, num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX, input_bytes=num_digits
-    )
+        "linear_int8", num_rows, weight.shape[0], num_in, block_k_max=BLOCK_K_MAX,
+        input_bytes=num_digits, kind="" if num_digits == 2 else "w8a8",
+    )  # fmt: skip
     parts = new_parts(tiles, out, num_digits=num_digits, is_int=True) if tiles.is_parted else None
     # Integer sums have no order: one program takes all of K as one part.
     part_k = num_in if tiles.is_serial else tiles.part_k

@@ -58,24 +58,32 @@ class Tiles:
 
 
 def plan(
-    op: str, num_rows: int, num_out: int, num_in: int, *, block_k_max: int, input_bytes: int
+    op: str,
+    num_rows: int,
+    num_out: int,
+    num_in: int,
+    *,
+    block_k_max: int,
+    input_bytes: int,
+    kind: str = "",
 ) -> Tiles:
     """Tiles for x [R, K], `input_bytes` an input, and a weight [N, K]. A skinny batch reads the
     weight in steps of up to `block_k_max` inputs, since what is under way hides the memory's delay;
-    others in steps of PIECE_K, which longer steps are made of too.
+    others in steps of PIECE_K, which longer steps are made of too. `op` is a name of
+    `kernels.specs`; its kernels of another kind, say int4, have that before their sizes.
     """
     block_k = block_k_max
     while block_k > PIECE_K and num_in % block_k:
         block_k //= 2
     sums = tuned(
-        op, f"{num_out}x{num_in}",
+        op, f"{kind} {num_out}x{num_in}".strip(),
         {"block_k": block_k, "num_parts": _num_parts(num_out, num_in, block_k)},
     )  # fmt: skip
     is_skinny = num_rows <= SKINNY_ROWS_MAX
     rows = min(max(int(triton.next_power_of_2(max(num_rows, 1))), BLOCK_M_MIN), ROWS_TUNED_MAX)
     block_m, block_n = _tile(num_rows, rows, num_out)
     tile = tuned(
-        op, f"{num_out}x{num_in} {rows} rows",
+        op, f"{kind} {num_out}x{num_in} {rows} rows".strip(),
         {"block_m": block_m, "block_n": block_n, "num_warps": warps_for(block_m * block_n),
          "num_stages": 2, "waves_per_eu": 0},
     )  # fmt: skip

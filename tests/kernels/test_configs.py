@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kernels.ops import configs
-from kernels.ops.launching import recording
+from kernels.ops.launching import UnsupportedOnTargetError, recording
 from kernels.specs import BY_NAME
 from kernels.targets import BY_ARCH
+from kernels.tools.recipes import launches_of, recipes
 from tests.support.source_tree import ROOT
 
 TUNED = ROOT / "kernels/ops/tuned"
@@ -71,3 +73,30 @@ def test_tuned_files_name_chips_and_ops_that_exist(tmp_path: Path) -> None:
 
     assert sorted(strangers(tmp_path)) == ["gfx1.json rms_norm", "gfx942.json swiglu"]
     assert strangers(TUNED) == []
+
+
+def test_ops_ask_by_the_names_that_files_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Asked(dict[str, dict[str, dict[str, int]]]):
+        def get(self, op: str, default: object = None) -> dict[str, dict[str, int]]:  # type: ignore[override]  # all that `tuned` calls
+            return Sizes(op)
+
+    class Sizes(dict[str, dict[str, int]]):
+        def __init__(self, op: str) -> None:
+            self.op = op
+
+        def get(self, sizes: str, default: object = None) -> dict[str, int]:  # type: ignore[override]  # all that `tuned` calls
+            asked.append((self.op, sizes))
+            return {}
+
+    monkeypatch.setattr(configs, "_of", lambda arch: Asked())
+    every = recipes(["gfx950"], is_main_only=True) + recipes(["gfx950"], ops=["linear_weight_only"])
+    for recipe in every:
+        with suppress(UnsupportedOnTargetError):
+            launches_of(recipe)
+
+    assert {op for op, _ in asked} <= set(BY_NAME)
+    assert {"paged_attention", "linear_int8", "linear_fp8", "moe_matmul"} <= {op for op, _ in asked}
+    kinds = {sizes.split()[0] for op, sizes in asked if op == "linear_weight_only"}
+    assert {"int8", "int4"} <= kinds

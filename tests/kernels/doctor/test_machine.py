@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import kernels
 from kernels.doctor import machine
 
 MI300X = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", warp_size=64)
@@ -47,15 +48,29 @@ def test_nvidias_chip_is_named_by_its_capability(monkeypatch: pytest.MonkeyPatch
 
 def test_version_changes_with_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = tmp_path / "kernels"
-    for folder in machine.DIGESTED:
-        (root / folder / "tuned").mkdir(parents=True)
-    (root / "__init__.py").touch()
+    (root / "ops/tuned").mkdir(parents=True)
+    for folder in ("reference", "cases", "tools", "native"):
+        (root / folder).mkdir()
+    for file in ("__init__.py", "interface.py", "targets.py"):
+        (root / file).touch()
     monkeypatch.setattr(machine.kernels, "__file__", str(root / "__init__.py"))
     digests = set()
-    for changed in ("ops/sample.py", "ops/tuned/gfx942.json", "reference/sample.py"):
+    changes = (
+        *("ops/sample.py", "ops/tuned/gfx942.json", "reference/sample.py"),
+        # What it was tried with, and how far off it might be.
+        *("cases/sample.py", "tools/checking.py", "targets.py"),
+    )
+    for changed in changes:
         (root / changed).write_text(changed)
         digests.add(machine.sources_digest.__wrapped__())
     (root / "ops/notes.txt").write_text("no kernel")
+    (root / "native/build.py").write_text("no GPU's")
 
-    assert len(digests) == 3
+    assert len(digests) == len(changes)
     assert machine.sources_digest.__wrapped__() in digests
+
+
+def test_what_is_digested_exists() -> None:
+    root = Path(str(kernels.__file__)).parent
+
+    assert [name for name in machine.DIGESTED if not (root / name).exists()] == []
