@@ -44,6 +44,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(task: Task) -> OpReport:
     """Never raises for what an op does; a report is what comes of it."""
+    index = torch.device(task.device).index
+    if index is not None and torch.device(task.device).type != "cpu":
+        torch.cuda.set_device(index)  # its clock is the current device's
     if not task.op:
         return _probe(task.device)
     function = import_module(task.module).load()[task.op]

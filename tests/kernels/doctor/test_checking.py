@@ -13,7 +13,7 @@ from kernels.dispatch import REFERENCE
 from kernels.doctor import checking
 from kernels.doctor.checking import SEED, Task, check, difference, medians_s, tensors_in
 from kernels.doctor.shapes import _MAKERS, Geometry, cases_of
-from kernels.doctor.verdict import Outcome
+from kernels.doctor.verdict import OpReport, Outcome
 from kernels.tools.checking import ERROR_MAX
 from tests.support import faulty_ops
 
@@ -172,3 +172,18 @@ def test_output_of_nothing_is_no_right_output(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(faulty_ops, "load", lambda: idle)
 
     assert check(task("gated_mul")).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("device", "made_current"), [("cuda:1", [1]), ("cuda", []), ("cpu", []), ("cpu:0", [])]
+)
+def test_what_is_tried_is_tried_on_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, made_current: list[int]
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", made.append)
+    monkeypatch.setattr(checking, "_probe", lambda device: OpReport(op="", outcome=Outcome.OK))
+
+    check(Task(module="", op="", device=device, dtype="bfloat16"))
+
+    assert made == made_current
