@@ -19,7 +19,6 @@ from litestar import Response
 from gateway.dashboard.figures import FUNCTIONS
 from gateway.dashboard.messages import HTML_LANGUAGES, language_of, text
 from gateway.dashboard.page import AnyRequest, Desk
-from gateway.dashboard.pages import pages_for
 from gateway.dashboard.security import visit_of
 from gateway.store.admins import AdminRow
 
@@ -30,10 +29,10 @@ THEMES: Final = ("auto", "light", "dark")
 _HERE = Path(__file__).parent
 FOLDERS: Final = (_HERE / "static", _HERE / "assets")  # our own files; the libraries built
 MEDIA_TYPES: Final = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css",
+    ".js": "text/javascript",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
+    ".txt": "text/plain",
 }
 # "g" and then this letter goes there.
 KEYS: Final = {
@@ -98,6 +97,8 @@ def templates() -> Any:
 
 def render(template: str, look: Look, **values: Any) -> str:
     """HTML of a page, or of a part of one."""
+    from gateway.dashboard.pages import pages_for  # the pages use this module
+
     found: str = (
         templates()
         .get_template(template)
@@ -122,7 +123,7 @@ def page(template: str, look: Look, *, status: int = 200, **values: Any) -> Resp
     return Response(
         render(template, look, **values).encode(),
         status_code=status,
-        media_type="text/html; charset=utf-8",
+        media_type="text/html",
         headers={"cache-control": "no-store", "vary": "cookie, accept-language"},
     )
 

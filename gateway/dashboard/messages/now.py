@@ -6,8 +6,9 @@ EN: dict[str, str] = {
     "now.live": "live",
     "now.not_live": "not connected, trying again",
     "now.connecting": "connecting",
-    "now.simulated_note": "Endpoints marked simulated are local servers that behave like providers, "
-    "so that routing is visible without any key. Their prices are made up; all others are real.",
+    "now.simulated_note": "Endpoints marked simulated are local servers that behave like "
+    "providers, so that routing is visible without any key. Their prices are made up; "
+    "all others are real.",
     "now.requests_per_s": "Requests per second",
     "now.since_start": "{num} since start",
     "now.arrivals": "Requests per second in the last minute",
@@ -19,8 +20,8 @@ EN: dict[str, str] = {
     "now.held_of": "of 90 % intervals, n {n}",
     "now.not_measured": "not measured yet",
     "now.wins": "Who wins",
-    "now.wins_hint": "The policy's own decision on a typical chat request, made now: predicted time "
-    "to the last token, and cost.",
+    "now.wins_hint": "The policy's own decision on a typical chat request, made now: predicted "
+    "time to the last token, and cost.",
     "now.model": "Model",
     "now.streams_to": "Streams go to",
     "now.batch_to": "Batch goes to",
@@ -69,6 +70,8 @@ EN: dict[str, str] = {
     "why.throughput": "decodes fastest under its present load",
     "why.latency": "first token soonest under its present load",
     "why.price": "costs least",
+    "why.only_one": "the only endpoint that may serve it",
+    "why.panic": "every breaker is open; this one reopens soonest",
 }
 
 ZH: dict[str, str] = {
@@ -137,4 +140,6 @@ ZH: dict[str, str] = {
     "why.throughput": "当前负载下解码最快",
     "why.latency": "当前负载下首个 token 最快",
     "why.price": "费用最低",
+    "why.only_one": "唯一可用的端点",
+    "why.panic": "所有熔断器均已断开；此端点最先恢复",
 }
