@@ -52,6 +52,35 @@ async def list_events(
     ]
 
 
+async def list_all_events(
+    connection: AsyncConnection,
+    *,
+    actor: str = "",
+    action: str = "",
+    subject: str = "",
+    limit: int = 100,
+    before_id: int | None = None,
+) -> list[AuditEvent]:
+    """Newest first, of the whole gateway: for the operator only.
+
+    `actor` and `action` are beginnings ("admin:", "key."), `subject` is the whole.
+    """
+    c = audit_events.c
+    query = sa.select(audit_events)
+    for column, beginning in ((c.actor, actor), (c.action, action)):
+        if beginning:
+            query = query.where(column.startswith(beginning, autoescape=True))
+    if subject:
+        query = query.where(c.subject == subject)
+    if before_id is not None:
+        query = query.where(c.id < before_id)
+    query = query.order_by(c.id.desc()).limit(min(limit, PAGE_ROWS_MAX))
+    return [
+        AuditEvent(**{**row, "detail": msgspec.json.decode(row["detail"] or "{}")})
+        for row in (await connection.execute(query)).mappings()
+    ]
+
+
 def _written(event: AuditEvent) -> dict[str, Any]:
     values = msgspec.structs.asdict(event)
     del values["id"]

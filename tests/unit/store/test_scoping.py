@@ -29,7 +29,20 @@ from tests.support.databases import sqlite_store
 
 # Functions over all tenants, each with the reason why that is right. Nothing else may be one.
 UNSCOPED = {
+    "admins.count_admins": "admins are the whole gateway's",
+    "admins.delete_session": "admins are the whole gateway's",
+    "admins.delete_sessions_of": "admins are the whole gateway's",
+    "admins.find_admin": "admins are the whole gateway's",
+    "admins.find_session": "admins are the whole gateway's",
+    "admins.insert_admin": "admins are the whole gateway's",
+    "admins.insert_session": "admins are the whole gateway's",
+    "admins.list_admins": "admins are the whole gateway's",
+    "admins.lock_owners": "admins are the whole gateway's",
+    "admins.purge_sessions": "admins are the whole gateway's",
+    "admins.touch_session": "admins are the whole gateway's",
+    "admins.update_admin": "admins are the whole gateway's",
     "audit.append_events": "rows name their tenant",
+    "audit.list_all_events": "the operator",
     "changes.note_change": "touches no tenant's table",
     "idempotency.purge_expired": "retention",
     "idempotency.renew_claims": "the claims of one process",

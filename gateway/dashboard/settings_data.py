@@ -1,0 +1,181 @@
+"""The audit log, admins and settings as the page and the admin API show and take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.dashboard import accounts
+from gateway.dashboard.accounts import IssuedAdmin
+from gateway.dashboard.page import AnyRequest, Desk, actor_of, session_of
+from gateway.dashboard.security import visit_of
+from gateway.dashboard.sessions import ABSOLUTE_S, IDLE_S
+from gateway.errors import InvalidRequest, PermissionDenied
+from gateway.store import admins
+from gateway.store.admins import AdminRow
+from gateway.store.audit import AuditEvent, list_all_events
+from gateway.store.requests import SNAPSHOT_KEEP_S
+from gateway.store.rollups import KEEP_S as ROLLUPS_KEEP_S
+
+EVENTS_A_PAGE = 50
+DAY_S = 86_400.0
+
+
+class AdminWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new admin; the password is made by the gateway and shown once."""
+
+    name: str
+    role: str  # "viewer" | "operator" | "owner"
+
+
+class AdminChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be another; null = as it is."""
+
+    role: str | None = None
+    is_disabled: bool | None = None
+
+
+class PasswordChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One's own password, before and after."""
+
+    current: str
+    new: str
+
+    def __repr__(self) -> str:
+        return "PasswordChange()"
+
+
+class AdminIssued(msgspec.Struct, frozen=True, kw_only=True):
+    """An admin and a password just made, which is shown this once."""
+
+    name: str
+    role: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"AdminIssued(name={self.name!r})"
+
+
+class EventList(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of the audit log, newest first."""
+
+    events: list[AuditEvent]
+    next: int | None  # give it as `before` for the next page; null = this is the last
+
+
+class SettingsShown(msgspec.Struct, frozen=True, kw_only=True):
+    """How this gateway is set up: from the environment and fixed limits, no secret in it."""
+
+    database: str  # "sqlite" | "postgresql"
+    has_redis: bool
+    replicas: int
+    allowed_hosts: list[str]
+    trusted_proxies: list[str]
+    policy_version: str
+    session_idle_hours: float
+    session_hours_max: float
+    decisions_kept_days: float  # snapshots that decisions are explained from
+    figures_kept_days: dict[str, float]  # by grain of the roll-ups; what is not named stays
+
+
+async def list_events(desk: Desk, query: Mapping[str, str], *, before: int | None) -> EventList:
+    """Events of all tenants. `query` may have `actor`, `action` (beginnings) and `subject`."""
+    async with desk.gateway.store.read() as connection:
+        events = await list_all_events(
+            connection,
+            actor=query.get("actor", ""),
+            action=query.get("action", ""),
+            subject=query.get("subject", ""),
+            limit=EVENTS_A_PAGE,
+            before_id=before,
+        )
+    return EventList(events=events, next=events[-1].id if len(events) == EVENTS_A_PAGE else None)
+
+
+async def create_admin(request: AnyRequest, desk: Desk, wanted: AdminWanted) -> AdminIssued:
+    """A new admin with a random password."""
+    now = desk.gateway.wall_clock()
+    issued = await accounts.create_admin(
+        desk.gateway.store, wanted.name, wanted.role, now=now, actor=actor_of(request)
+    )
+    return _issued(issued)
+
+
+async def change_admin(
+    request: AnyRequest, desk: Desk, name: str, change: AdminChange
+) -> list[AdminRow]:
+    """Another role, disabled or enabled again; all admins as they are then."""
+    store, now, actor = desk.gateway.store, desk.gateway.wall_clock(), actor_of(request)
+    if change.role is not None:
+        await accounts.set_role(store, name, change.role, now=now, actor=actor)
+    if change.is_disabled is not None:
+        turn = accounts.disable_admin if change.is_disabled else accounts.enable_admin
+        await turn(store, name, now=now, actor=actor)
+    return await accounts.list_admins(store)
+
+
+async def reset_admin(request: AnyRequest, desk: Desk, name: str) -> AdminIssued:
+    """A new random password for an admin, whose sessions all end."""
+    now = desk.gateway.wall_clock()
+    issued = await accounts.reset_password(
+        desk.gateway.store, name, now=now, actor=actor_of(request)
+    )
+    return _issued(issued)
+
+
+async def change_password(request: AnyRequest, desk: Desk, change: PasswordChange) -> None:
+    """One's own password; all other sessions of this admin end. Wrong tries count as log-ins."""
+    session = session_of(request)
+    address, name = visit_of(request).address, session.admin.name
+    desk.throttle.begin(address, name)
+    async with desk.gateway.store.read() as connection:
+        found = await admins.find_admin(connection, name)
+    password_hash = found[1] if found is not None else None
+    if not await desk.passwords.is_right(password_hash, change.current):
+        raise PermissionDenied("the current password is another", code="wrong_password")
+    desk.throttle.succeeded(address, name)
+    if change.new == change.current:
+        raise InvalidRequest("the new password is the current one", param="new")
+    await accounts.reset_password(
+        desk.gateway.store,
+        name,
+        now=desk.gateway.wall_clock(),
+        actor=actor_of(request),
+        password=change.new,
+        keep_session=session.row.token_hash,
+    )
+
+
+def settings_shown(desk: Desk) -> SettingsShown:
+    """What an admin may know of the set-up."""
+    gateway = desk.gateway
+    settings = gateway.settings
+    return SettingsShown(
+        database="sqlite" if gateway.store.is_sqlite else "postgresql",
+        has_redis=settings.redis_url is not None,
+        replicas=settings.replicas,
+        allowed_hosts=sorted(gateway.allowed_hosts),
+        trusted_proxies=[str(network) for network in settings.trusted_proxies],
+        policy_version=gateway.policy().version,
+        session_idle_hours=IDLE_S / 3_600.0,
+        session_hours_max=ABSOLUTE_S / 3_600.0,
+        decisions_kept_days=SNAPSHOT_KEEP_S / DAY_S,
+        figures_kept_days={grain: keep_s / DAY_S for grain, keep_s in ROLLUPS_KEEP_S.items()},
+    )
+
+
+def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
+    """An event's detail as rows (what, before, after) for a table; before is None where unsaid."""
+    detail = dict(event.detail)
+    before, after = detail.pop("before", None), detail.pop("after", None)
+    rows = [(name, None, value) for name, value in detail.items()]
+    if isinstance(after, dict):
+        was = before if isinstance(before, dict) else {}
+        rows += [(name, was.get(name), value) for name, value in after.items()]
+    return rows
+
+
+def _issued(issued: IssuedAdmin) -> AdminIssued:
+    return AdminIssued(name=issued.row.name, role=issued.row.role, password=issued.password)
