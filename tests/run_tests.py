@@ -29,6 +29,8 @@ from tests.services import (  # noqa: E402 - the path above comes first
 )
 
 NODE_FOLDER = ROOT / "tests/e2e/node"
+BROWSER_FOLDER = ROOT / "tests/browser/node"
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 NODE_VERSION_MIN = 20
 BENCH_FOLDER = "tests/bench"
 # Triton interprets all kernels of a process or none, so each of these has a process of its own.
@@ -53,20 +55,35 @@ class Group:
 @contextlib.contextmanager
 def node_packages():  # type: ignore[no-untyped-def]  # a plain context manager of one string
     """The locked npm packages beside the Node tests, installed once a lock."""
+    yield installed_packages(NODE_FOLDER)
+
+
+@contextlib.contextmanager
+def browser_packages():  # type: ignore[no-untyped-def]  # a plain context manager of one string
+    """Where Chromium is; what drives it is installed from its lock beside the browser tests."""
+    found = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if found is None:
+        raise ServiceMissing("no chromium")
+    installed_packages(BROWSER_FOLDER)
+    yield found
+
+
+def installed_packages(folder: Path) -> str:
+    """`folder` with the npm packages of its lock. Raises ServiceMissing."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         raise ServiceMissing("no node or no npm")
     said = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
     if int(said.lstrip("v").split(".")[0]) < NODE_VERSION_MIN:
         raise ServiceMissing(f"node {said.strip()} is older than {NODE_VERSION_MIN}")
-    lock = hashlib.sha256((NODE_FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    stamp = NODE_FOLDER / "node_modules/.lock-sha256"
+    lock = hashlib.sha256((folder / "package-lock.json").read_bytes()).hexdigest()
+    stamp = folder / "node_modules/.lock-sha256"
     if not stamp.exists() or stamp.read_text() != lock:
         command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        if subprocess.run(command, cwd=NODE_FOLDER, check=False).returncode != 0:
+        if subprocess.run(command, cwd=folder, check=False).returncode != 0:
             raise ServiceMissing("npm ci failed (see above)")
         stamp.write_text(lock)
-    yield str(NODE_FOLDER)
+    return str(folder)
 
 
 @contextlib.contextmanager
@@ -106,6 +123,13 @@ GROUPS = (
         "",
         node_packages,
         "apt-get install -y nodejs npm  (macOS: brew install node; 20 or later)",
+    ),
+    Group(
+        "browser",
+        "Chromium, driven from Node.js",
+        "",
+        browser_packages,
+        "apt-get install -y chromium nodejs npm  (macOS: brew install chromium node)",
     ),
     Group(
         "nginx",
