@@ -1,7 +1,51 @@
-"""Words of the page endpoints."""
+"""Words of the page Models & endpoints."""
 
 from __future__ import annotations
 
-EN: dict[str, str] = {}
+EN: dict[str, str] = {
+    "endpoints.policy": "policy",
+    "endpoints.num": "{num} endpoints",
+    "endpoints.what": "What it is",
+    "endpoints.data": "Your data",
+    "endpoints.prices": "Listed now, in · out, $/M",
+    "endpoints.sample": "Last sample",
+    "endpoints.canonical": "model",
+    "endpoints.quantisation": "weights",
+    "endpoints.context": "context",
+    "endpoints.output": "output",
+    "endpoints.can": "can",
+    "endpoints.stores": "stored",
+    "endpoints.zero_retention": "zero retention",
+    "endpoints.unknown": "unknown",
+    "endpoints.yes": "yes",
+    "endpoints.no": "no",
+    "endpoints.no_key": "no key",
+    "endpoints.cache": "cache read {read}, write {write}",
+    "endpoints.never": "never",
+    "endpoints.ago": "{time} ago",
+    "endpoints.none": "The policy names no model.",
+}
 
-ZH: dict[str, str] = {}
+ZH: dict[str, str] = {
+    "endpoints.policy": "策略",
+    "endpoints.num": "{num} 个端点",
+    "endpoints.what": "属性",
+    "endpoints.data": "数据处理",
+    "endpoints.prices": "当前标价，输入 · 输出，$/M",
+    "endpoints.sample": "最近样本",
+    "endpoints.canonical": "模型",
+    "endpoints.quantisation": "权重",
+    "endpoints.context": "上下文",
+    "endpoints.output": "输出",
+    "endpoints.can": "能力",
+    "endpoints.stores": "存储数据",
+    "endpoints.zero_retention": "零保留",
+    "endpoints.unknown": "未知",
+    "endpoints.yes": "是",
+    "endpoints.no": "否",
+    "endpoints.no_key": "缺少密钥",
+    "endpoints.cache": "缓存读 {read}，写 {write}",
+    "endpoints.never": "从未",
+    "endpoints.ago": "{time} 前",
+    "endpoints.none": "策略中没有任何模型。",
+}
