@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.dashboard import keys_page, now, settings_page
+from gateway.dashboard import catalogue, keys_page, now, settings_page
 from gateway.dashboard.page import Page
 
-PAGES: tuple[Page, ...] = (now.PAGE, keys_page.PAGE, settings_page.PAGE)
+PAGES: tuple[Page, ...] = (now.PAGE, catalogue.PAGE, keys_page.PAGE, settings_page.PAGE)
 
 
 def pages_for(role: str) -> list[Page]:
