@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 POLL_S_MIN, POLL_S_MAX = 2.0, 60.0
 POLL_SHARE = 0.05  # of its age: young ones are looked at often
-SILENT_S = 120.0  # without a word its process is taken for dead
+SILENT_S = 60.0  # without a word its process is taken for dead
 
 
 class OpenNatives:

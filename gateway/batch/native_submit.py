@@ -150,3 +150,5 @@ class Submitting:
                     await collecting.fail(member.line_no, error)
                     continue
                 yield NativeLine(custom_id=f"{row.id}:{member.line_no}", parsed=parsed)
+        # In SQL before the provider begins: whoever collects in our place can correct it there.
+        await self._gateway.ledger.flush()
