@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from gateway.dashboard import catalogue, keys_page, now, settings_page
+from gateway.dashboard import catalogue, keys_page, now, requests, settings_page, spend
 from gateway.dashboard.page import Page
 
-PAGES: tuple[Page, ...] = (now.PAGE, catalogue.PAGE, keys_page.PAGE, settings_page.PAGE)
+PAGES: tuple[Page, ...] = (
+    now.PAGE,
+    requests.PAGE,
+    catalogue.PAGE,
+    keys_page.PAGE,
+    spend.PAGE,
+    settings_page.PAGE,
+)
 
 
 def pages_for(role: str) -> list[Page]:

@@ -26,7 +26,7 @@ from gateway.store.rollup_tables import (
 )
 
 # Days are kept for ever: they are the bill.
-KEEP_S = {"minute": 3 * 86_400.0, "hour": 100 * 86_400.0}
+KEEP_S = {"minute": 86_400.0, "hour": 100 * 86_400.0}
 PURGE_ROWS_MAX = 5_000
 
 Names = tuple[object, ...]
@@ -36,7 +36,7 @@ class Sums:
     """What one transaction adds to the roll-ups of a table."""
 
     def __init__(self, table: sa.Table, names: Sequence[str], sums: Sequence[str]) -> None:
-        self._table = table
+        self.table = table
         self._names = tuple(names)
         self._sums = tuple(sums)
         self._found: dict[tuple[int, Names], list[int]] = {}
@@ -68,7 +68,7 @@ class Sums:
         rows = self.rows()
         if rows:
             names = ("grain", "bucket_start", *self._names, *self._sums)
-            statement = _adding(connection.dialect, self._table, names, self._sums)
+            statement = _adding(connection.dialect, self.table, names, self._sums)
             await connection.exec_driver_sql(statement, rows)
 
 

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.dashboard.messages import endpoints, frame, keys, login, now, settings
+from gateway.dashboard.messages import (
+    endpoints,
+    frame,
+    keys,
+    login,
+    now,
+    requests,
+    settings,
+    spend,
+)
 
 ENGLISH: Final = "en"
 CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
-AREAS: Final = (frame, login, now, endpoints, keys, settings)
+AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend)
 _ACCEPT_PARTS_MAX = 16
 
 
