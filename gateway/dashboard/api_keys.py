@@ -33,12 +33,24 @@ class BudgetOf(BudgetWanted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def keys_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
     """Handlers below /admin/api. `tenant` is a tenant's name everywhere."""
+    return [*_reads(desk), *_writes(desk), *_budgets(desk)]
 
+
+def _reads(desk: Desk) -> Sequence[ControllerRouterHandler]:
     @get("/keys", opt=VIEWER, tags=TAGS)
     async def list_keys(tenant: FromQuery[str] = "", after: FromQuery[str] = "") -> KeyList:
         """Keys of a tenant, 200 a page, with what is left of each budget."""
         return await keys_data.list_keys(desk, await keys_data.tenant_of(desk, tenant), after=after)
 
+    @get("/keys/{key_id:str}", opt=VIEWER, tags=TAGS)
+    async def read_key(key_id: FromPath[str], tenant: FromQuery[str] = "") -> KeyShown:
+        """One key."""
+        return await keys_data.find_key(desk, await keys_data.tenant_of(desk, tenant), key_id)
+
+    return [list_keys, read_key]
+
+
+def _writes(desk: Desk) -> Sequence[ControllerRouterHandler]:
     @post("/keys", opt=OPERATOR, tags=TAGS)
     async def create_key(
         request: AnyRequest, data: JSONBody[New], tenant: FromQuery[str] = ""
@@ -46,11 +58,6 @@ def keys_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
         """Make a key. Its text is in this answer and nowhere else."""
         owner = await keys_data.tenant_of(desk, tenant)
         return await keys_data.create_key(desk, owner, data, actor=actor_of(request))
-
-    @get("/keys/{key_id:str}", opt=VIEWER, tags=TAGS)
-    async def read_key(key_id: FromPath[str], tenant: FromQuery[str] = "") -> KeyShown:
-        """One key."""
-        return await keys_data.find_key(desk, await keys_data.tenant_of(desk, tenant), key_id)
 
     @patch("/keys/{key_id:str}", opt=OPERATOR, tags=TAGS)
     async def change_key(
@@ -85,6 +92,10 @@ def keys_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
         owner = await keys_data.tenant_of(desk, tenant)
         await keys_data.revoke_key(desk, owner, key_id, actor=actor_of(request))
 
+    return [create_key, change_key, rotate_key, revoke_key]
+
+
+def _budgets(desk: Desk) -> Sequence[ControllerRouterHandler]:
     @put("/budgets", opt=OPERATOR, tags=TAGS, status_code=204)
     async def set_budget(
         request: AnyRequest, data: JSONBody[BudgetOf], tenant: FromQuery[str] = ""
@@ -107,13 +118,4 @@ def keys_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
         owner = await keys_data.tenant_of(desk, tenant)
         await keys_data.end_budget(desk, owner, budget_id, actor=actor_of(request))
 
-    return [
-        list_keys,
-        create_key,
-        read_key,
-        change_key,
-        rotate_key,
-        revoke_key,
-        set_budget,
-        end_budget,
-    ]
+    return [set_budget, end_budget]

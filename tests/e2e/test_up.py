@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from tests.support.gateway_process import free_port, looprouter, status_of_path
 from tests.support.gateway_world import Client, chat, problems_of, status_of
-from tests.support.up_process import running_up, wait_gone
+from tests.support.up_process import Up, running_up, wait_gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -33,6 +34,20 @@ def test_two_runs_and_a_kill(home: Path) -> None:
     third_run(home, key)
 
 
+def log_in_as_printed(up: Up) -> None:
+    """The first admin's password is printed by the first start, and opens the dashboard."""
+    [(name, password)] = re.findall(r"log in as (\S+), password (\S+);", up.said)
+    with httpx.Client(base_url=up.base_url, headers={"origin": up.base_url}) as client:
+        csrf = client.get("/admin/api/session").json()["csrf"]
+        said = {"name": name, "password": password}
+        answer = client.post("/admin/api/session", json=said, headers={"x-csrf-token": csrf})
+        page = client.get("/admin/keys")
+
+    assert (answer.status_code, answer.json()["role"]) == (200, "owner")
+    assert page.status_code == 200
+    assert "first key of looprouter up" in page.text
+
+
 def first_run(home: Path) -> tuple[str, int]:
     """Without a terminal: found keys are named and left alone; a busy port is passed over."""
     busy = socket.socket()
@@ -46,6 +61,7 @@ def first_run(home: Path) -> tuple[str, int]:
         assert "not used" in up.said
         assert FOUND_KEY["OPENAI_API_KEY"] not in up.said
         assert "a new key with a $5 budget" in up.said
+        log_in_as_printed(up)
         status = status_of(up.base_url)
         assert all(each["is_simulated"] for each in status["endpoints"])
         assert len(status["endpoints"]) == 3
@@ -75,6 +91,7 @@ def second_run(home: Path, key: str, port: int) -> None:
         assert "OPENAI_API_KEY" not in up.said
         assert up.key == key
         assert "the key of your last run" in up.said
+        assert "password" not in up.said  # of the first admin: once
         assert up.port == port
         spent = status_of(up.base_url)["spend_usd"]
         assert float(spent) > 0  # the first run's
