@@ -52,7 +52,9 @@ async def list_admins(connection: AsyncConnection) -> list[AdminRow]:
 
 
 async def count_admins(connection: AsyncConnection) -> int:
-    return int((await connection.execute(sa.select(sa.func.count()).select_from(admins))).scalar_one())
+    return int(
+        (await connection.execute(sa.select(sa.func.count()).select_from(admins))).scalar_one()
+    )
 
 
 async def find_admin(connection: AsyncConnection, name: str) -> tuple[AdminRow, str] | None:
