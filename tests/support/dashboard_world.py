@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 from litestar import Litestar
 
 from gateway.api.app import build_litestar
+from gateway.dashboard import passwords
 from gateway.dashboard.accounts import create_admin
 from gateway.dashboard.app import dashboard_routes
 from gateway.pipeline import Gateway
@@ -90,11 +91,39 @@ class DashboardWorld:
         self.now[0] += seconds
 
 
+@contextmanager
+def cheap_passwords() -> Iterator[None]:
+    """Argon2id with the least work: at full cost a file of tests takes minutes."""
+
+    def forget() -> None:
+        passwords._hasher.cache_clear()
+        passwords._nobody.cache_clear()
+
+    full = passwords.ROUNDS, passwords.MEMORY_KIB, passwords.LANES
+    passwords.ROUNDS, passwords.MEMORY_KIB, passwords.LANES = 1, 8, 1
+    forget()
+    try:
+        yield
+    finally:
+        passwords.ROUNDS, passwords.MEMORY_KIB, passwords.LANES = full
+        forget()
+
+
 @asynccontextmanager
 async def dashboard(
-    home: Path, *, roles: Sequence[str] = ("owner", "operator", "viewer")
+    home: Path,
+    *,
+    roles: Sequence[str] = ("owner", "operator", "viewer"),
+    is_cheap: bool = True,
 ) -> AsyncIterator[DashboardWorld]:
     """A running gateway with its dashboard, and an admin of each role, named after it."""
+    with cheap_passwords() if is_cheap else nullcontext():
+        async with _dashboard(home, roles) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _dashboard(home: Path, roles: Sequence[str]) -> AsyncIterator[DashboardWorld]:
     async with edge(home, answers(COMPLETION)) as world:
         gateway = world.gateway
         now = [gateway.wall_clock()]

@@ -225,7 +225,7 @@ async def test_an_unknown_name_costs_a_whole_password_check(
         return bool(real(self, hash, password))
 
     monkeypatch.setattr(PasswordHasher, "verify", verify)
-    async with dashboard(tmp_path) as world:
+    async with dashboard(tmp_path, is_cheap=False) as world:
         await disable_admin(world.gateway.store, "viewer", now=1.0, actor="test")
         answers = [
             await world.browser().log_in(name, "wrong password")
