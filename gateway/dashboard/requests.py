@@ -127,6 +127,7 @@ def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
 def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
     @get("/requests", opt=VIEWER, tags=["requests"])
     async def list_requests(
+        *,
         tenant: FromQuery[str] = "",
         key: FromQuery[str] = "",
         model: FromQuery[str] = "",

@@ -93,8 +93,10 @@ def _sum_attempts(grain: str, size_s: int) -> None:
         *(f"SUM({name})" for name in TOKENS),
     ]  # fmt: skip
     keys = [_bucket("sent_at", size_s), *SPEND_NAMES, WASTED]
-    ended = "state <> 'sent'"
-    _insert("spend_rollups", SPEND_KEY, SPEND_SUMS, grain, keys, sums, "attempts a", ended)
+    _insert(
+        "spend_rollups", SPEND_KEY, SPEND_SUMS,
+        grain=grain, keys=keys, values=sums, source="attempts a WHERE a.state <> 'sent'",
+    )  # fmt: skip
 
 
 def _sum_requests(grain: str, size_s: int) -> None:
@@ -106,17 +108,20 @@ def _sum_requests(grain: str, size_s: int) -> None:
         us.format("duration_ms"),
     ]  # fmt: skip
     keys = [_bucket("created_at", size_s), *REQUEST_NAMES]
-    _insert("request_rollups", REQUEST_KEY, REQUEST_SUMS, grain, keys, sums, "requests a", "1 = 1")
+    _insert(
+        "request_rollups", REQUEST_KEY, REQUEST_SUMS,
+        grain=grain, keys=keys, values=sums, source="requests",
+    )  # fmt: skip
 
 
 def _insert(
-    table: str, key: tuple[str, ...], sums: tuple[str, ...], grain: str,
-    keys: list[str], values: list[str], source: str, where: str,
+    table: str, key: tuple[str, ...], sums: tuple[str, ...],
+    *, grain: str, keys: list[str], values: list[str], source: str,
 ) -> None:  # fmt: skip
     # Every part of the text is a constant of this file.
     op.execute(
         f"INSERT INTO {table} ({', '.join((*key, *sums))}) "  # noqa: S608 - constants only
-        f"SELECT '{grain}', {', '.join((*keys, *values))} FROM {source} WHERE {where} "
+        f"SELECT '{grain}', {', '.join((*keys, *values))} FROM {source} "
         f"GROUP BY {', '.join(keys)}"
     )
 
