@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -14,14 +13,14 @@ from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.core import dollars
 from gateway.dashboard.board import Board, BoardMaker
 from gateway.dashboard.look import Look, look_of, page, templates
 from gateway.dashboard.page import AnyRequest, Desk
 from gateway.dashboard.page import Page as NavPage
 from gateway.dashboard.roles import VIEWER
+from gateway.dashboard.spend import SpendAnswer, SpendDesk
 from gateway.errors import Overloaded
-from gateway.ledger.report import report
+from gateway.ledger.windows import day_of
 from gateway.pipeline import Gateway
 
 log = structlog.get_logger()
@@ -37,25 +36,23 @@ STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 class SpendToday:
     """What providers charge since midnight UTC, asked for at most every SPEND_EVERY_S."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, desk: Desk) -> None:
+        self._gateway = desk.gateway
+        self._spend = SpendDesk(desk)
         self._at_s = float("-inf")
-        self._usd: str | None = None
+        self._known: SpendAnswer | None = None
 
-    async def usd(self) -> str | None:
-        """A decimal string; the last that could be read, None before there is any."""
+    async def answer(self) -> SpendAnswer | None:
+        """The last that could be read, None before there is any."""
         if self._gateway.clock() - self._at_s < SPEND_EVERY_S:
-            return self._usd
+            return self._known
         self._at_s = self._gateway.clock()
-        today = datetime.datetime.fromtimestamp(self._gateway.wall_clock(), datetime.UTC).date()
-        midnight = datetime.datetime.combine(today, datetime.time(), datetime.UTC).timestamp()
+        today = day_of(self._gateway.wall_clock())
         try:
-            rows = await report(self._gateway.store, by="day", since=midnight)
+            self._known = await self._spend.answer(self._spend.asked(today, today, ""), "day")
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             log.warning("spend of today not read", error=error)
-            return self._usd
-        self._usd = next((str(row["cost_usd"]) for row in rows), dollars(0))
-        return self._usd
+        return self._known
 
 
 class Watchers:
@@ -77,12 +74,12 @@ class Watchers:
 
 
 def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    maker, spend, watchers = BoardMaker(desk.gateway), SpendToday(desk.gateway), Watchers()
+    maker, spend, watchers = BoardMaker(desk.gateway), SpendToday(desk), Watchers()
 
     @get("/now", opt=VIEWER)
     async def now_page(request: AnyRequest) -> Response[bytes]:
         board = maker.now()
-        return page("now.html", look_of(request, desk), **shown(board, await spend.usd()))
+        return page("now.html", look_of(request, desk), **shown(board, await spend.answer()))
 
     @get("/events/now", opt=VIEWER)
     async def events(request: AnyRequest) -> Stream:
@@ -106,7 +103,7 @@ def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
     return [read_board]
 
 
-def shown(board: Board, spend_usd: str | None) -> dict[str, Any]:
+def shown(board: Board, today: SpendAnswer | None) -> dict[str, Any]:
     """What the templates of the board are given."""
     wins = {
         kind: [each.winner.endpoint for each in board.wins if each.kind == kind and each.winner]
@@ -116,7 +113,7 @@ def shown(board: Board, spend_usd: str | None) -> dict[str, Any]:
     by_place = {(each.model, each.kind): each for each in board.wins}
     return {
         "board": board,
-        "spend_usd": spend_usd,
+        "today": today,
         "wins": wins,
         "won": [(model, by_place[model, "stream"], by_place[model, "batch"]) for model in models],
     }
@@ -144,7 +141,7 @@ async def board_events(
         ] != models:
             yield b"event: reload\ndata: {}\n\n"
             return
-        parts = parts_of(board, await spend.usd(), look)
+        parts = parts_of(board, await spend.answer(), look)
         changed = {part: html for part, html in parts.items() if sent.get(part) != html}
         sent = parts
         if changed:
@@ -154,11 +151,11 @@ async def board_events(
         await asyncio.sleep(TICK_S)
 
 
-def parts_of(board: Board, spend_usd: str | None, look: Look) -> dict[str, str]:
+def parts_of(board: Board, today: SpendAnswer | None, look: Look) -> dict[str, str]:
     """The moving parts by the id of their element, rendered by the page's own macros."""
     macros = templates().get_template("now_parts.html").module
-    given = shown(board, spend_usd)
-    parts = {"figures": str(macros.figures(look.t, board, spend_usd))}
+    given = shown(board, today)
+    parts = {"figures": str(macros.figures(look.t, board, today))}
     for idx, endpoint in enumerate(board.endpoints):
         parts[f"endpoint-{idx}"] = str(macros.endpoint(look.t, endpoint, idx, given["wins"]))
     for idx, (model, stream, batch) in enumerate(given["won"]):

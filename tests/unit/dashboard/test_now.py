@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.core import PriceRow
+from gateway.dashboard.app import desk_of
 from gateway.dashboard.board import (
     RECENT_ROWS_MAX,
     arrivals_of,
@@ -20,7 +21,14 @@ from gateway.dashboard.board import (
     speed_of,
 )
 from gateway.dashboard.look import Look
-from gateway.dashboard.now import WATCHERS_MAX, BoardMaker, SpendToday, Watchers, board_events
+from gateway.dashboard.now import (
+    SPEND_EVERY_S,
+    WATCHERS_MAX,
+    BoardMaker,
+    SpendToday,
+    Watchers,
+    board_events,
+)
 from gateway.errors import Overloaded
 from gateway.store.requests import RequestRow
 from gateway.wire.usage import Usage
@@ -44,7 +52,8 @@ async def test_board_is_what_the_gateway_knows(tmp_path: Path) -> None:
             await world.edge.ask("/v1/chat/completions", chat(stream=False))
         board = board_of(world.gateway)
         by_api = await (await world.logged_in("viewer")).http.get("/admin/api/board")
-        spend = await SpendToday(world.gateway).usd()
+        await world.gateway.ledger.flush()
+        spend = await SpendToday(desk_of(world.gateway)).answer()
 
     [endpoint] = board.endpoints
     assert endpoint.id == "a/m"
@@ -64,7 +73,9 @@ async def test_board_is_what_the_gateway_knows(tmp_path: Path) -> None:
     assert (board.num_requests, board.num_failed) == (3, 0)
     assert board.requests_per_s == pytest.approx(0.3)
     assert by_api.json()["endpoints"][0]["id"] == "a/m"
-    assert spend == "0.000045"  # three answers of 15 micro-dollars
+    assert spend is not None
+    assert spend.spend.total.cost == "0.000045"  # three answers of 15 micro-dollars
+    assert spend.savings is None  # no baseline was named
 
 
 async def test_winner_is_the_policys_own_decision_with_its_numbers(tmp_path: Path) -> None:
@@ -107,7 +118,7 @@ async def test_page_shows_each_part_and_needs_a_log_in(tmp_path: Path) -> None:
 async def _events(world: DashboardWorld, num: int) -> list[tuple[str, dict[str, str]]]:
     found: list[tuple[str, dict[str, str]]] = []
     maker = BoardMaker(world.gateway, every_s=0.0)
-    async for event in board_events(world.gateway, maker, SpendToday(world.gateway), LOOK):
+    async for event in board_events(world.gateway, maker, SpendToday(desk_of(world.gateway)), LOOK):
         name = re.match(rb"event: (\w+)\ndata: (.*)\n\n", event)
         if name is not None:
             found.append((name[1].decode(), json.loads(name[2])))
@@ -132,13 +143,16 @@ async def test_stream_asks_for_a_new_page_after_another_policy_and_ends_with_the
     async with dashboard(tmp_path) as world:
         gateway = world.gateway
         maker = BoardMaker(gateway, every_s=0.0)
-        events = board_events(gateway, maker, SpendToday(gateway), LOOK)
+        events = board_events(gateway, maker, SpendToday(desk_of(gateway)), LOOK)
         assert await anext(events) == b"retry: 2000\n\n"
         assert (await anext(events)).startswith(b"event: board\n")
         gateway.policy().models["another"] = ("a/m",)
         assert await anext(events) == b"event: reload\ndata: {}\n\n"
         gateway.is_draining = True
-        ended = [event async for event in board_events(gateway, maker, SpendToday(gateway), LOOK)]
+        ended = [
+            event
+            async for event in board_events(gateway, maker, SpendToday(desk_of(gateway)), LOOK)
+        ]
 
     assert ended == [b"retry: 2000\n\n"]
 
@@ -202,3 +216,19 @@ def test_price_is_of_the_first_context_step_with_the_batch_tier_beside_it() -> N
     assert (shown.batch_input, shown.batch_output) == ("1.5", "7.5")
     assert price_now([PriceRow(source="unpriced")]) is None
     assert price_now([]) is None
+
+
+async def test_saved_is_hidden_until_a_baseline_is_named(tmp_path: Path) -> None:
+    async with dashboard(tmp_path) as world:
+        await world.edge.ask("/v1/chat/completions", chat(stream=False))
+        await world.gateway.ledger.flush()
+        browser = await world.logged_in("operator")
+        before = await browser.get("/admin/now")
+        named = await browser.send("PUT", "/admin/api/spend/baseline", {"endpoint": "a/m"})
+        world.pass_time(SPEND_EVERY_S)
+        after = await browser.get("/admin/now")
+
+    assert "Saved today" not in before.text
+    assert named.status_code < 300, named.text
+    assert "Saved today" in after.text
+    assert "0.0 % against a/m" in after.text  # the only endpoint is its own baseline
