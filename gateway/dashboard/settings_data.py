@@ -21,6 +21,7 @@ from gateway.store.rollups import KEEP_S as ROLLUPS_KEEP_S
 
 EVENTS_A_PAGE = 50
 DAY_S = 86_400.0
+_UNSAID: tuple[Any, ...] = (None, "", False, [])
 
 
 class AdminWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,7 +174,9 @@ def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
     rows = [(name, None, value) for name, value in detail.items()]
     if isinstance(after, dict):
         was = before if isinstance(before, dict) else {}
-        rows += [(name, was.get(name), value) for name, value in after.items()]
+        # Of something new only what was asked for: the rest is as it is without a word.
+        said = {name: value for name, value in after.items() if was or value not in _UNSAID}
+        rows += [(name, was.get(name), value) for name, value in said.items()]
     return rows
 
 

@@ -106,7 +106,7 @@ async def create_key(
                 connection, tenant_id, _budget_row(budget, "key", row, new_id), now=now
             )
         await note_change(connection, KEYS)
-        detail = {"name": row.name, "team": team.name, "after": wanted}
+        detail = {"after": msgspec.structs.replace(wanted, team=team.name)}
         await _record(
             connection, tenant_id, "key.create", row.id, at=now, detail=detail, actor=actor
         )
