@@ -55,7 +55,6 @@ def attention_part(
         own_bits += sequence * query_len
         row_bits = tl.load(own_bits + steps, mask=is_row, other=0)
         places = start + _num_set(row_bits) - 1
-
     columns = tl.arange(0, BLOCK_D)
     is_used = is_row[:, None] & (columns < HEAD)[None, :]
     # From the tile's first row on 32 bits hold every place, however many rows there are.
@@ -92,11 +91,10 @@ def attention_part(
         is_used &= (total > 0.0)[:, None]
         tl.store(parts + (at[:, None] * HEAD + columns[None, :]), sums, mask=is_used)
     else:
-        sums /= tl.where(total > 0.0, total, 1.0)[:, None]
+        result = (sums / tl.where(total > 0.0, total, 1.0)[:, None]).to(out.dtype.element_ty)
         out += first_row * out_row_stride
         at = (steps - first_step) * out_row_stride + heads * out_head_stride
-        sums = sums.to(out.dtype.element_ty)
-        tl.store(out + (at[:, None] + columns[None, :]), sums, mask=is_used)
+        tl.store(out + (at[:, None] + columns[None, :]), result, mask=is_used)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.cases.case import Maker
 from kernels.cases.paged_attention import Shape as AttentionShape
 from kernels.cases.rope_kv_write import Shape as RopeShape
+from kernels.ops.attention_plan import SPLIT_KEYS_MIN
 from kernels.ops.gated_delta import gated_delta
 from kernels.ops.gated_mul import gated_mul
 from kernels.ops.linear_int8 import linear_int8, pack_int8
@@ -51,7 +52,7 @@ def uniforms(*shape: int) -> Tensor:
 
 def test_attention_reads_and_writes_them() -> None:
     shape = AttentionShape(
-        context_lens=(90, 5, 40, 3, 17), query_len=1, num_heads=2, num_kv_heads=1, head_dim=16,
+        context_lens=(150, 5, 40, 3, 17), query_len=1, num_heads=2, num_kv_heads=1, head_dim=16,
         page=8, num_splits=1,
     )  # fmt: skip
     call = shape.make(Maker("cpu"), HALF)
@@ -60,6 +61,7 @@ def test_attention_reads_and_writes_them() -> None:
     out, far_q = far(torch.full_like(q, torch.nan)), far(q)
 
     assert torch.equal(paged_attention(far_q, *rest, **{**call.kwargs, "out": out}), want)
+    assert rest[2].shape[1] * 8 >= 2 * SPLIT_KEYS_MIN
     far_in_splits = {**call.kwargs, "num_splits": 2, "out": out.fill_(torch.nan)}
     torch.testing.assert_close(
         paged_attention(far_q, *rest, **far_in_splits), want, atol=2e-3, rtol=2e-3

@@ -120,6 +120,32 @@ def test_rows_behind_the_context_are_those_of_the_reference() -> None:
     torch.testing.assert_close(got, reference(*args, **kwargs), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("mask", ["causal", "block", "bits"])
+def test_keys_of_a_window_are_split_among_as_many(launches: Launches, mask: Any) -> None:
+    shape = replace(SMALL, mask=mask, context_lens=(300, 140), window=150)
+    call = made(shape)
+
+    got = paged_attention(*call.args, **call.kwargs)
+
+    assert launches.given[0]["num_splits"] == 2
+    assert error(got, shape, call) < 1e-6
+
+
+@pytest.mark.parametrize("window", [3, 30])
+def test_window_in_a_tree_goes_by_places_in_it_not_by_rows(window: int) -> None:
+    """Rows near the root with high numbers, beside a branch that is deep and late."""
+    shape = replace(SMALL, context_lens=(90,), query_len=40, num_splits=1, window=window)
+    call = made(shape)
+    words = [1]
+    for row in range(1, 40):
+        words.append(words[0 if row < 36 else row - 1] | 1 << row)
+    kwargs = {**call.kwargs, "mask": "bits", "mask_bits": torch.tensor([words])}
+
+    got = paged_attention(*call.args, **kwargs)
+
+    assert error(got, replace(shape, mask="bits"), Call(call.args, kwargs)) < 1e-6
+
+
 def test_stale_keys_in_front_of_the_window_do_not_reach_the_result() -> None:
     shape = replace(SMALL, context_lens=(90,), window=9, num_splits=1)
     call = made(shape)
