@@ -108,6 +108,9 @@ class KernelChoice:
     verdict: str = "not examined"
 
 
+CPU_BATCH_ROWS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How one model is run. Sizes are tokens unless their name says otherwise."""
@@ -121,6 +124,9 @@ class EngineConfig:
     context_len_max: int = 0  # 0: the model's own
     sequences_max: int = 32  # running at once
     rows_max: int = 512  # the token budget of one step
+    # Of batch prompts in one step: who arrives meanwhile waits for it. 0: on a CPU, where a step
+    # takes as long as it has rows, CPU_BATCH_ROWS; elsewhere rows_max.
+    batch_rows_max: int = 0
     prefills_max: int = 4  # prompts that share one step
     waiting_max: int = 256  # more are refused as Overloaded
     batch_age_s: float = 30.0  # a batch request that waited so long is treated as interactive
@@ -134,3 +140,11 @@ class EngineConfig:
     is_draft_forced: bool = False  # use it even if it was made for another target
     shapes: ShapeSet = field(default_factory=ShapeSet)
     kernels: KernelChoice = field(default_factory=KernelChoice)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows that prompts of the batch lane may take in one step."""
+        if self.batch_rows_max:
+            return min(self.batch_rows_max, self.rows_max)
+        is_cpu = self.device.split(":")[0] == "cpu"
+        return min(CPU_BATCH_ROWS, self.rows_max) if is_cpu else self.rows_max

@@ -166,36 +166,41 @@ class Scheduler:
         for urgency in Priority:
             for sequence in self._by_rank(Status.PREFILL, now_s):
                 if self._rank(sequence, now_s)[0] is urgency:
-                    self._add_chunks(step, sequence, num_drafts)
+                    self._add_chunks(step, sequence, self._rows_left(step, num_drafts, urgency))
             # Who does not fit holds back all that come after: else it would never fit.
-            while is_admitting and self._has_room(step, num_drafts):
+            while is_admitting and self._has_room(step, num_drafts, urgency):
                 candidate = self.waiting.next(urgency, now_s)
                 if candidate is None:
                     break
                 is_admitting = self._admit(step, candidate, now_s, num_drafts)
                 if candidate.status is Status.PREFILL:
-                    self._add_chunks(step, candidate, num_drafts)
+                    self._add_chunks(step, candidate, self._rows_left(step, num_drafts, urgency))
 
-    def _add_chunks(self, step: Step, sequence: Sequence, num_drafts: int) -> None:
+    def _add_chunks(self, step: Step, sequence: Sequence, rows_left: int) -> None:
         if step.num_prompts == self._config.prefills_max:
             return
         start = sequence.num_computed
-        rows_left = self._rows_left(step, num_drafts)
         for num_tokens, num_rows in self._shapes.pieces(sequence.num_tokens - start, rows_left):
             step.chunks.append(Chunk(sequence, start, num_tokens, num_rows))
             start += num_tokens
 
-    def _has_room(self, step: Step, num_drafts: int) -> bool:
+    def _has_room(self, step: Step, num_drafts: int, urgency: Priority) -> bool:
         return (
             step.num_prompts < self._config.prefills_max
-            and self._rows_left(step, num_drafts) >= self._shapes.prefill_lens[0]
+            and self._rows_left(step, num_drafts, urgency) >= self._shapes.prefill_lens[0]
         )
 
-    def _rows_left(self, step: Step, num_drafts: int) -> int:
-        used = sum(chunk.num_rows for chunk in step.chunks)
+    def _rows_left(self, step: Step, num_drafts: int, urgency: Priority) -> int:
+        """For a prompt of this urgency: one of the batch lane may not make the step a long one."""
+        prompts = sum(chunk.num_rows for chunk in step.chunks)
+        used = prompts
         if step.decodes:
             used += self._shapes.batch(len(step.decodes)) * (1 + num_drafts)
-        return self._config.rows_max - used
+        left = self._config.rows_max - used
+        if urgency is Priority.BATCH:
+            # At least the smallest piece there is, or it would never begin.
+            return min(left, max(self._config.batch_rows, self._shapes.prefill_lens[0]) - prompts)
+        return left
 
     def _admit(self, step: Step, sequence: Sequence, now_s: float, num_drafts: int) -> bool:
         """Whether more may be admitted; the sequence itself is, unless there is no room."""

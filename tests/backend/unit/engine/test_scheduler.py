@@ -108,6 +108,42 @@ def test_an_interactive_request_takes_the_place_of_a_young_batch_request() -> No
     assert young.num_generated == 9
 
 
+def test_prompts_of_the_batch_lane_never_make_a_step_a_long_one() -> None:
+    lens = ShapeSet(decode_batches=(1, 2, 4), prefill_lens=(2, 4, 8, 64))
+    busy = world(rows_max=256, batch_rows_max=16, batch_age_s=1_000.0, shapes=lens)
+    for token in (4, 5, 6):
+        busy.submit([token] * 40, priority=Priority.BATCH)
+    rows = []
+    for _ in range(12):
+        step = busy.step([1])
+        rows.append(sum(chunk.num_rows for chunk in step.chunks))
+    assert max(rows) == 16
+    assert sum(rows) >= 3 * 40
+
+    # Who waits for an answer takes what a step has, and batch what of its own share is left.
+    busy.submit([2] * 8, priority=Priority.BATCH)
+    busy.submit([3] * 64)
+    step = busy.step([1])
+    assert sum(chunk.num_tokens for chunk in step.chunks if chunk.sequence.token_ids[0] == 3) == 64
+    assert not [chunk for chunk in step.chunks if chunk.sequence.token_ids[0] == 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 64),
+        ({"batch_rows_max": 128}, 128),
+        ({"batch_rows_max": 4_096}, 512),
+        ({"rows_max": 48}, 48),
+        ({"device": "cuda:0"}, 512),
+    ],
+)
+def test_a_cpu_has_a_share_for_batch_prompts_and_a_gpu_all(
+    changes: dict[str, object], rows: int
+) -> None:
+    assert EngineConfig(**changes).batch_rows == rows  # type: ignore[arg-type]  # by name
+
+
 def test_an_aged_batch_request_keeps_its_place() -> None:
     busy = world(sequences_max=1, batch_age_s=5.0)
     batch = busy.submit([1] * 4, priority=Priority.BATCH, max_tokens=9)
