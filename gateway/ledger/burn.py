@@ -67,7 +67,7 @@ async def burn_down(
     return [_burn(row, found.get(row.id), now) for row in rows]
 
 
-def _burn(row: BudgetRow, found: sa.Row[Any] | None, now: float) -> Burn:
+def _burn(row: BudgetRow, found: Any, now: float) -> Burn:
     window = window_of(row.period, now)
     spent = int(found.spent_nanos) if found is not None else 0
     began_at = max(float(window.start), float(found.created_at) if found is not None else now)
