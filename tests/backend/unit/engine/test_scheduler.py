@@ -109,7 +109,7 @@ def test_an_interactive_request_takes_the_place_of_a_young_batch_request() -> No
 
 
 def test_prompts_of_the_batch_lane_never_make_a_step_a_long_one() -> None:
-    lens = ShapeSet(decode_batches=(1, 2, 4), prefill_lens=(2, 4, 8, 64))
+    lens = ShapeSet(decode_batches=(1, 2, 4), prefill_lens=(2, 4, 8, 40))
     busy = world(rows_max=256, batch_rows_max=16, batch_age_s=1_000.0, shapes=lens)
     for token in (4, 5, 6):
         busy.submit([token] * 40, priority=Priority.BATCH)
@@ -122,9 +122,9 @@ def test_prompts_of_the_batch_lane_never_make_a_step_a_long_one() -> None:
 
     # Who waits for an answer takes what a step has, and batch what of its own share is left.
     busy.submit([2] * 8, priority=Priority.BATCH)
-    busy.submit([3] * 64)
+    busy.submit([3] * 40)
     step = busy.step([1])
-    assert sum(chunk.num_tokens for chunk in step.chunks if chunk.sequence.token_ids[0] == 3) == 64
+    assert sum(chunk.num_tokens for chunk in step.chunks if chunk.sequence.token_ids[0] == 3) == 40
     assert not [chunk for chunk in step.chunks if chunk.sequence.token_ids[0] == 2]
 
 
