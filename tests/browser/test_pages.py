@@ -20,7 +20,7 @@ from tests.support.up_process import running_up
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.slow]
 SUITE_S_MAX = 280
-PAGES = ("/now", "/endpoints")
+PAGES = ("/now", "/endpoints", "/requests", "/spend")
 TESTS_MIN = {"board": 5 + 4 * len(PAGES)}
 IMAGE_BYTES_MAX = 300_000
 
