@@ -73,6 +73,18 @@ def test_a_weight_of_another_type_and_a_wider_residual() -> None:
     torch.testing.assert_close((normed, total), reference(x, weight, eps=1e-5, residual=residual))
 
 
+def test_norm_is_of_the_sum_as_it_is_stored() -> None:
+    x, residual = (torch.tensor([each], dtype=torch.float16) for each in ([2048, 100], [1, 0]))
+    out = torch.empty(1, 2)
+
+    _, total = rms_norm(x, torch.ones(2), eps=1e-6, residual=residual, out=out)
+
+    assert total.tolist() == [[2048.0, 100.0]]  # 2049 is no float16
+    stored = total.double()
+    want = stored / stored.square().mean().sqrt()
+    torch.testing.assert_close(out.double(), want, atol=0.0, rtol=1e-6)
+
+
 def test_no_rows_are_no_work() -> None:
     assert rms_norm(torch.empty(0, 32), torch.ones(32), eps=1e-6)[0].shape == (0, 32)
 
