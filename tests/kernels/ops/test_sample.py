@@ -144,3 +144,11 @@ def test_no_rows_are_no_work() -> None:
 def test_vocabularies_too_large_for_exact_sums_are_refused() -> None:
     with pytest.raises(ValueError, match=f"of {VOCAB_SIZE_MAX + 1} tokens cannot be sampled"):
         sample(torch.empty(1, VOCAB_SIZE_MAX + 1), torch.rand(1))
+
+
+def test_uniform_on_a_border_draws_the_token_behind_it() -> None:
+    logits = torch.zeros(5, 6)
+    logits[:, [0, 3]] = -torch.inf  # four alike are left
+    uniforms = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0 - 2.0**-24])
+
+    assert sample(logits, uniforms, temperature=torch.ones(5)).tolist() == [1, 2, 4, 5, 5]
