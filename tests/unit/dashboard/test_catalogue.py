@@ -8,7 +8,7 @@ import pytest
 
 from gateway.core import PriceRow
 from gateway.dashboard.catalogue import catalogue_of, listed_price
-from tests.support.dashboard_world import dashboard
+from tests.support.dashboard_world import add_model, dashboard
 from tests.support.relaying import chat
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def test_page_and_api_tell_the_same_of_every_endpoint(tmp_path: Path) -> N
 async def test_page_needs_a_log_in_and_shows_names_as_text(tmp_path: Path) -> None:
     evil = '"><script>alert(1)</script>'
     async with dashboard(tmp_path) as world:
-        world.gateway.policy().models[evil] = ("a/m",)
+        add_model(world.gateway, evil)
         stranger = await world.browser().http.get("/admin/endpoints")
         page = await (await world.logged_in("viewer")).get("/admin/endpoints")
 

@@ -32,7 +32,7 @@ from gateway.dashboard.now import (
 from gateway.errors import Overloaded
 from gateway.store.requests import RequestRow
 from gateway.wire.usage import Usage
-from tests.support.dashboard_world import DashboardWorld, dashboard
+from tests.support.dashboard_world import DashboardWorld, add_model, dashboard
 from tests.support.relaying import chat
 
 pytestmark = pytest.mark.anyio
@@ -146,7 +146,7 @@ async def test_stream_asks_for_a_new_page_after_another_policy_and_ends_with_the
         events = board_events(gateway, maker, SpendToday(desk_of(gateway)), LOOK)
         assert await anext(events) == b"retry: 2000\n\n"
         assert (await anext(events)).startswith(b"event: board\n")
-        gateway.policy().models["another"] = ("a/m",)
+        add_model(gateway, "another")
         assert await anext(events) == b"event: reload\ndata: {}\n\n"
         gateway.is_draining = True
         ended = [
@@ -171,7 +171,7 @@ def test_more_watchers_than_the_limit_are_refused() -> None:
 async def test_names_with_markup_are_shown_as_text(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
     async with dashboard(tmp_path) as world:
-        world.gateway.policy().models[evil] = ("a/m",)
+        add_model(world.gateway, evil)
         browser = await world.logged_in("viewer")
         page = await browser.get("/admin/now")
         [(_, parts)] = await _events(world, 1)
