@@ -11,6 +11,7 @@ import pytest
 from gateway.app.compose import running_store
 from gateway.errors import SetupError
 from gateway.settings import Settings
+from gateway.store.migrate import newest_revision
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ async def test_second_process_is_refused_before_it_changes_the_schema(tmp_path: 
                 pass
         with closing(sqlite3.connect(store.path)) as connection:
             versions = connection.execute("SELECT * FROM alembic_version").fetchall()
-            connection.execute("INSERT INTO alembic_version VALUES ('0001')")
+            connection.execute("INSERT INTO alembic_version VALUES (?)", (newest_revision(),))
             connection.commit()
 
     assert versions == []
