@@ -152,3 +152,16 @@ def test_uniform_on_a_border_draws_the_token_behind_it() -> None:
     uniforms = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0 - 2.0**-24])
 
     assert sample(logits, uniforms, temperature=torch.ones(5)).tolist() == [1, 2, 4, 5, 5]
+
+
+@pytest.mark.parametrize("num_kept", [1, 2, 5, 16])
+def test_top_k_keeps_no_token_more_than_it_says(num_kept: int) -> None:
+    # The likelier the earlier, and all nearly alike: the last draw is the last token that is kept.
+    logits = torch.linspace(1.0, 0.0, 40).unsqueeze(0)
+    drawn = sample(
+        logits,
+        torch.tensor([0.9999]),
+        temperature=torch.tensor([100.0]),
+        top_k=torch.tensor([num_kept]),
+    )
+    assert drawn.tolist() == [num_kept - 1]
