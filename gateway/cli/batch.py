@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from gateway.cli.batch_client import BatchClient, Refused
 from gateway.cli.support import print_json, print_table
+
+if TYPE_CHECKING:
+    from gateway.cli.batch_client import BatchClient
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 WATCH_S = 1.0
@@ -166,6 +168,8 @@ def fetch(batch_id: str, out: Path, *, url: str, key: str) -> None:
         found = client.show(batch_id)
         ids = [found[name] for name in ("output_file_id", "error_file_id") if found[name]]
         if not ids:
+            from gateway.cli.batch_client import Refused
+
             raise Refused(f"{batch_id} has no files yet; it is {found['status']}")
         out.mkdir(parents=True, exist_ok=True)
         for file_id in ids:
@@ -173,6 +177,8 @@ def fetch(batch_id: str, out: Path, *, url: str, key: str) -> None:
 
 
 def _client(url: str, key: str) -> closing[BatchClient]:
+    from gateway.cli.batch_client import BatchClient
+
     return closing(BatchClient(url, key))
 
 

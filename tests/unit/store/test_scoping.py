@@ -17,9 +17,11 @@ from sqlalchemy import event
 import gateway.store
 from gateway.core import Lane
 from gateway.errors import Conflict, IdempotencyMismatch
-from gateway.store import audit, idempotency, requests, tenancy
+from gateway.store import audit, batches, files, idempotency, requests, tenancy
 from gateway.store.audit import AuditEvent
+from gateway.store.batches import BatchRow
 from gateway.store.engine import Store
+from gateway.store.files import FileRow
 from gateway.store.idempotency import StoredAnswer
 from gateway.store.requests import RequestRow
 from gateway.store.tables import metadata
@@ -43,6 +45,42 @@ UNSCOPED = {
     "admins.update_admin": "admins are the whole gateway's",
     "audit.append_events": "rows name their tenant",
     "audit.list_all_events": "the operator",
+    "batch_work.booked_costs": "the worker, which serves all tenants",
+    "batch_work.claim_lines": "the worker, which serves all tenants",
+    "batch_work.drop_claims": "the worker, which serves all tenants",
+    "batch_work.drop_results": "the worker, which serves all tenants",
+    "batch_work.end_open_lines": "the worker, which serves all tenants",
+    "batch_work.ended_lines": "the worker, which serves all tenants",
+    "batch_work.free_claims": "the worker, which serves all tenants",
+    "batch_work.keep_costs": "the worker, which serves all tenants",
+    "batch_work.keep_results": "the worker, which serves all tenants",
+    "batch_work.move_lines": "the worker, which serves all tenants",
+    "batch_work.put_back": "the worker, which serves all tenants",
+    "batch_work.renew_claims": "the worker, which serves all tenants",
+    "batch_work.uncosted_lines": "the worker, which serves all tenants",
+    "batch_work.unended_groups": "the worker, which serves all tenants",
+    "batches.batch_of_id": "the worker, which serves all tenants",
+    "batches.batches_in": "the worker, which serves all tenants",
+    "batches.drop_lines": "of batches that were found by their tenant",
+    "batches.insert_batch": "rows name their tenant",
+    "batches.insert_lines": "of batches that were found by their tenant",
+    "batches.line_counts": "of batches that were found by their tenant",
+    "batches.move_batch": "of batches that were found by their tenant",
+    "batches.unended_of": "of batches that were found by their tenant",
+    "batches.update_batch": "of batches that were found by their tenant",
+    "files.due_for_sweep": "retention",
+    "files.forget_files": "retention",
+    "files.insert_file": "rows name their tenant",
+    "native_batches.gather_lines": "the worker, which serves all tenants",
+    "native_batches.has_unsettled": "the worker, which serves all tenants",
+    "native_batches.lanes_due": "the worker, which serves all tenants",
+    "native_batches.leave_natives": "the worker, which serves all tenants",
+    "native_batches.members_of": "the worker, which serves all tenants",
+    "native_batches.native_history": "the worker, which serves all tenants",
+    "native_batches.native_in": "the worker, which serves all tenants",
+    "native_batches.reopen_members": "the worker, which serves all tenants",
+    "native_batches.take_natives": "the worker, which serves all tenants",
+    "native_batches.update_native": "the worker, which serves all tenants",
     "changes.note_change": "touches no tenant's table",
     "idempotency.purge_expired": "retention",
     "idempotency.renew_claims": "the claims of one process",
@@ -56,6 +94,7 @@ UNSCOPED = {
     "requests.list_decided": "the operator trying a policy of all tenants",
     "requests.purge_requests": "retention",
     "requests.purge_snapshots": "retention",
+    "rollups.purge_rollups": "retention",
     "state.get_meta": "touches no tenant's table",
     "state.load_endpoint_state": "beliefs about endpoints, no tenant's",
     "state.put_meta": "touches no tenant's table",
@@ -116,6 +155,17 @@ async def _fill(connection: Any, tenant_id: str, *, suffix: str) -> None:
         connection, tenant_id, f"idem{suffix}", request_hash=b"h", claim_id=f"claim{suffix}",
         holder_id="p", now=NOW,
     )  # fmt: skip
+    file = FileRow(
+        id=f"file{suffix}", tenant_id=tenant_id, key_id=key.id, filename="f", purpose="batch",
+        num_bytes=1, storage_key=f"file{suffix}", created_at=NOW,
+    )  # fmt: skip
+    await files.insert_file(connection, file)
+    batch = BatchRow(
+        id=f"batch{suffix}", tenant_id=tenant_id, team_id=team.id, key_id=key.id,
+        dialect="openai", surface="chat", state="in_progress", input_file_id=file.id,
+        deadline_at=NOW, created_at=NOW,
+    )  # fmt: skip
+    await batches.insert_batch(connection, batch)
     event_ = AuditEvent(tenant_id=tenant_id, at=NOW, actor="a", action="b", subject="c")
     await audit.append_events(connection, [event_])
 
@@ -132,6 +182,13 @@ def _attack(name: str, tenant_id: str) -> tuple[tuple[Any, ...], dict[str, Any]]
     claim = {"request_hash": b"h", "claim_id": "claimX", "holder_id": "p", "now": NOW + 1}
     return {
         "audit.list_events": ((), {}),
+        "batches.find_batch": (("batchB",), {}),
+        "batches.list_batches": ((), {"limit": 9}),
+        "files.find_file": (("fileB",), {"now": NOW}),
+        "files.is_in_use": (("fileB",), {}),
+        "files.list_files": ((), {"now": NOW, "limit": 9}),
+        "files.mark_deleted": (("fileB",), {"now": NOW}),
+        "files.usage_of": ((), {"now": NOW}),
         "idempotency.claim": (("idemB",), claim),
         "idempotency.drop": (("idemB",), {"claim_id": "claimB"}),
         "idempotency.finish": (
