@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import REFERENCE, select
+from kernels.reference.linear_fp8 import quantize_fp8
 from kernels.reference.linear_int8 import is_exact_on_cpu, quantize_int8
+from kernels.reference.linear_weight_only import quantize_int4
 from tests.support.no_host_sync import HostSync, no_host_sync
 
 X = torch.arange(6.0)
@@ -94,6 +96,16 @@ def _given() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "gated_mul": ((torch.randn(2, 8),), {"activation": "gelu_tanh"}),
         "linear_dense": ((torch.randn(3, 16), torch.randn(8, 16)), {"bias": torch.randn(8)}),
         "linear_int8": ((torch.randn(3, 16), quantize_int8(torch.randn(8, 16))), {}),
+        "linear_fp8": (
+            (torch.randn(3, 16), quantize_fp8(torch.randn(8, 16), torch.float8_e4m3fn)), {},
+        ),
+        "linear_weight_only": ((torch.randn(3, 64), quantize_int4(torch.randn(8, 64), 32)), {}),
+        "dflash_context_kv": (
+            (torch.randn(3, 16), torch.randn(2 * 2 * 2 * 8, 16), torch.arange(3),
+             torch.randn(9, 8), torch.arange(3)),
+            {"k_caches": torch.randn(2, 6, 2, 4, 8), "v_caches": torch.randn(2, 6, 2, 4, 8),
+             "rotary_dim": 8, "k_norm": torch.ones(2, 8)},
+        ),
         "markov_pick": (
             (logits, torch.tensor([3, 1]), torch.randn(16, 16), quantize_int8(torch.randn(16, 16))),
             {"offsets": torch.zeros(16, dtype=torch.long)},
