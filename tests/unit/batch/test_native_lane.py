@@ -17,7 +17,7 @@ from tests.support.batch_world import chat_line
 from tests.support.gateway_world import budget
 from tests.support.lane_world import LaneWorld, lane_world, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NUM_LINES = 60  # more than a native batch waits for
 BRISK: dict[str, Any] = {

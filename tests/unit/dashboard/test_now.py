@@ -128,6 +128,7 @@ async def _events(world: DashboardWorld, num: int) -> list[tuple[str, dict[str, 
     return found
 
 
+@pytest.mark.slow
 async def test_stream_sends_all_parts_first_and_then_only_what_changed(tmp_path: Path) -> None:
     async with dashboard(tmp_path) as world:
         (_, first), (_, second) = await asyncio.wait_for(_events(world, 2), 20)
@@ -137,6 +138,7 @@ async def test_stream_sends_all_parts_first_and_then_only_what_changed(tmp_path:
     assert "1 since start" in second["figures"]
 
 
+@pytest.mark.slow
 async def test_stream_asks_for_a_new_page_after_another_policy_and_ends_with_the_gateway(
     tmp_path: Path,
 ) -> None:

@@ -212,6 +212,7 @@ async def test_log_ins_are_throttled_by_name_and_by_address(tmp_path: Path) -> N
     assert [answer.status_code for answer in sprayed] == [401] * PER_ADDRESS_MAX + [429]
 
 
+@pytest.mark.slow
 async def test_an_unknown_name_costs_a_whole_password_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

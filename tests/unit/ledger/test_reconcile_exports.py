@@ -235,6 +235,7 @@ class Endless:
         return line
 
 
+@pytest.mark.slow
 def test_a_long_export_streams() -> None:
     import tracemalloc
 

@@ -17,7 +17,7 @@ from gateway.providers.transport import Headers, SendProgress, UpstreamRequest
 from gateway.wire.pieces import Dialect, Surface
 from gateway.wire.requests import parse_request
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NUM_LINES = 4_000
 LINE_BYTES = 10_000

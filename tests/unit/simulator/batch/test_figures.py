@@ -39,6 +39,7 @@ def _result(world: str = "calm") -> WorldResult:
     )
 
 
+@pytest.mark.slow
 def test_two_seeds_keep_every_deadline_and_are_printed(tmp_path: Path) -> None:
     run = CliRunner().invoke(
         cli, ["bench", "batch", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)]

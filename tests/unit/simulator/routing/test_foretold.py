@@ -34,6 +34,7 @@ def test_the_policy_of_the_log_is_foretold_exactly() -> None:
         assert each.num_compared > 1_000
 
 
+@pytest.mark.slow
 def test_the_error_of_a_prediction_is_within_bounds_where_load_is_no_matter() -> None:
     found = [each for seed in (1, 2) for each in foretell(_task(seed=seed), PAIRS)]
     by_pair = {(each.logged, each.tried): each for each in errors(found)}
@@ -49,6 +50,7 @@ def test_the_error_of_a_prediction_is_within_bounds_where_load_is_no_matter() ->
     assert by_pair["fastest", "cheapest"].over_real["usd"][0] == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_crowding_by_its_own_choices_is_not_foretold() -> None:
     """The limit that the documents name: where `cheapest` fills its endpoint up, times double."""
     task = Task(cell=Cell(world="calm", load=3.0), seed=1, duration_s=180.0, routers=())
