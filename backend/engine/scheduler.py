@@ -191,13 +191,17 @@ class Scheduler:
         )
 
     def _rows_left(self, step: Step, num_drafts: int, urgency: Priority) -> int:
-        """For a prompt of this urgency: one of the batch lane may not make the step a long one."""
+        """For a prompt of this urgency: one of the batch lane may not make the step a long one, and
+        none joins the step of a prompt that somebody waits for.
+        """
         prompts = sum(chunk.num_rows for chunk in step.chunks)
         used = prompts
         if step.decodes:
             used += self._shapes.batch(len(step.decodes)) * (1 + num_drafts)
         left = self._config.rows_max - used
         if urgency is Priority.BATCH:
+            if any(each.sequence.request.priority is not urgency for each in step.chunks):
+                return 0
             # At least the smallest piece there is, or it would never begin.
             return min(left, max(self._config.batch_rows, self._shapes.prefill_lens[0]) - prompts)
         return left
