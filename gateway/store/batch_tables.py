@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from gateway.store.columns import count, flag, one_of, text
 from gateway.store.metadata import metadata
 
 BATCH_STATES = (
@@ -22,23 +23,6 @@ LINE_ENDS = LINE_STATES[3:]
 NATIVE_STATES = ("submitting", "running", "ended", "collected", "cancelling", "lost")
 
 
-def _one_of(column: str, names: tuple[str, ...]) -> sa.CheckConstraint:
-    quoted = ", ".join(f"'{name}'" for name in names)
-    return sa.CheckConstraint(f"{column} IN ({quoted})", name=f"{column}_known")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False, server_default="")
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
-
-
 files = sa.Table(
     "files",
     metadata,
@@ -48,8 +32,8 @@ files = sa.Table(
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),  # "batch" | "batch_output"
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
-    _count("num_lines"),
-    _text("sha256"),
+    count("num_lines"),
+    text("sha256"),
     sa.Column("storage_key", sa.Text, nullable=False),  # where the storage keeps it
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double),
@@ -69,15 +53,15 @@ batches = sa.Table(
     sa.Column("surface", sa.Text, nullable=False),  # of all its lines
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("input_file_id", sa.Text, nullable=False),
-    _text("output_file_id"),
-    _text("error_file_id"),
-    _text("completion_window"),  # as it was asked for
-    _text("metadata"),  # JSON
-    _text("errors"),  # JSON list of {code, line, message, param}
+    text("output_file_id"),
+    text("error_file_id"),
+    text("completion_window"),  # as it was asked for
+    text("metadata"),  # JSON
+    text("errors"),  # JSON list of {code, line, message, param}
     sa.Column("deadline_at", sa.Double, nullable=False),
     sa.Column("max_cost_nanos", sa.BigInteger),
-    _text("plan"),  # JSON: the newest placement, lane by lane
-    _count("list_cost_nanos"),  # what its ended lines had cost at once, at list price
+    text("plan"),  # JSON: the newest placement, lane by lane
+    count("list_cost_nanos"),  # what its ended lines had cost at once, at list price
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("in_progress_at", sa.Double),
     sa.Column("finalizing_at", sa.Double),
@@ -87,8 +71,8 @@ batches = sa.Table(
     sa.Column("cancelling_at", sa.Double),
     sa.Column("cancelled_at", sa.Double),
     sa.Column("planned_at", sa.Double),
-    _count("num_lines"),
-    _one_of("state", BATCH_STATES),
+    count("num_lines"),
+    one_of("state", BATCH_STATES),
     sa.Index("ix_batches_tenant_id", "tenant_id", "created_at", "id"),
     sa.Index("ix_batches_state", "state", "deadline_at"),
 )
@@ -103,24 +87,24 @@ batch_lines = sa.Table(
     sa.Column("offset_bytes", sa.BigInteger, nullable=False),  # in the input file
     sa.Column("num_bytes", sa.BigInteger, nullable=False),
     sa.Column("model", sa.Text, nullable=False),  # public name
-    _count("prompt_tokens"),  # expected
-    _count("output_tokens"),  # expected, at most what the line allows
-    _text("lane"),  # where the plan puts it: "endpoint#tier" or "endpoint#native"
+    count("prompt_tokens"),  # expected
+    count("output_tokens"),  # expected, at most what the line allows
+    text("lane"),  # where the plan puts it: "endpoint#tier" or "endpoint#native"
     sa.Column("not_before", sa.Double),  # the plan waits for a cheaper window, or for a retry
-    _text("lease_owner"),
+    text("lease_owner"),
     sa.Column("lease_until", sa.Double),
-    _count("num_tries"),
-    _text("native_id"),  # our id of the provider's batch that has it
-    _text("request_id"),
-    _text("attempt_id"),  # of the ledger; the newest
-    _text("endpoint_id"),  # that answered
-    _count("status_code"),
-    _count("cost_nanos"),
-    _count("billed_nanos"),
-    _count("list_nanos"),  # the same tokens at the sync list price
-    _flag("is_estimated"),
+    count("num_tries"),
+    text("native_id"),  # our id of the provider's batch that has it
+    text("request_id"),
+    text("attempt_id"),  # of the ledger; the newest
+    text("endpoint_id"),  # that answered
+    count("status_code"),
+    count("cost_nanos"),
+    count("billed_nanos"),
+    count("list_nanos"),  # the same tokens at the sync list price
+    flag("is_estimated"),
     sa.Column("ended_at", sa.Double),
-    _one_of("state", LINE_STATES),
+    one_of("state", LINE_STATES),
     sa.UniqueConstraint("batch_id", "custom_id"),
     sa.Index("ix_batch_lines_state", "batch_id", "state", "line_no"),
     sa.Index("ix_batch_lines_lease", "state", "lease_until"),
@@ -146,15 +130,15 @@ native_batches = sa.Table(
     sa.Column("batch_id", sa.Text, sa.ForeignKey("batches.id"), nullable=False),
     sa.Column("endpoint_id", sa.Text, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    _text("provider_file_id"),
-    _text("provider_batch_id"),
-    _count("num_lines"),
-    _text("error"),
-    _text("owner"),  # the process that has its holds and asks for it
+    text("provider_file_id"),
+    text("provider_batch_id"),
+    count("num_lines"),
+    text("error"),
+    text("owner"),  # the process that has its holds and asks for it
     sa.Column("submitted_at", sa.Double),
     sa.Column("polled_at", sa.Double),  # when its owner last said that it lives
     sa.Column("ended_at", sa.Double),
-    _one_of("state", NATIVE_STATES),
+    one_of("state", NATIVE_STATES),
     sa.Index("ix_native_batches_state", "state", "polled_at"),
     sa.Index("ix_native_batches_batch_id", "batch_id"),
 )
@@ -170,14 +154,14 @@ corrections = sa.Table(
     sa.Column("provider", sa.Text, nullable=False),
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("day", sa.Text, nullable=False),  # UTC, YYYY-MM-DD
-    _count("cost_nanos"),  # differences; negative where less was spent than booked
-    _count("billed_nanos"),
-    _count("overrun_nanos"),
-    _count("waste_nanos"),
-    _text("usage"),  # JSON, as it is now known
-    _text("source"),  # the export's name and hash, or our id of a provider's batch
+    count("cost_nanos"),  # differences; negative where less was spent than booked
+    count("billed_nanos"),
+    count("overrun_nanos"),
+    count("waste_nanos"),
+    text("usage"),  # JSON, as it is now known
+    text("source"),  # the export's name and hash, or our id of a provider's batch
     sa.Column("created_at", sa.Double, nullable=False),
-    _one_of("kind", ("native_result", "reconcile")),
+    one_of("kind", ("native_result", "reconcile")),
     sa.CheckConstraint("cost_nanos = billed_nanos + overrun_nanos + waste_nanos", name="has_payer"),
     sa.Index("ix_corrections_attempt_id", "attempt_id"),
     sa.Index("ix_corrections_day", "provider", "day"),

@@ -9,16 +9,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from gateway.core import BUDGET_PERIODS
+from gateway.store.columns import flag, one_of, text
 from gateway.store.metadata import metadata
 
 SCOPE_KINDS = ("tenant", "team", "key")
 LEASE_STATES = ("open", "closed", "expired")
 ATTEMPT_STATES = ("sent", "settled", "released")
-
-
-def _one_of(column: str, names: tuple[str, ...]) -> sa.CheckConstraint:
-    quoted = ", ".join(f"'{name}'" for name in names)
-    return sa.CheckConstraint(f"{column} IN ({quoted})", name=f"{column}_known")
 
 
 def _nanos(name: str) -> sa.Column[int]:
@@ -27,14 +23,6 @@ def _nanos(name: str) -> sa.Column[int]:
 
 def _tokens(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False, server_default="")
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
 
 
 budgets = sa.Table(
@@ -49,8 +37,8 @@ budgets = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("updated_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),  # set = no longer in force; rows are never deleted
-    _one_of("scope_kind", SCOPE_KINDS),
-    _one_of("period", BUDGET_PERIODS),
+    one_of("scope_kind", SCOPE_KINDS),
+    one_of("period", BUDGET_PERIODS),
     sa.CheckConstraint("limit_nanos >= 0", name="limit_not_negative"),
     sa.UniqueConstraint("tenant_id", "scope_kind", "scope_id", "period"),
 )
@@ -95,8 +83,8 @@ leases = sa.Table(
     _nanos("spent_nanos"),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=False),
-    _text("journal_file"),  # where the holder wrote when the lease was opened
-    _one_of("state", LEASE_STATES),
+    text("journal_file"),  # where the holder wrote when the lease was opened
+    one_of("state", LEASE_STATES),
     sa.CheckConstraint("spent_nanos >= 0", name="spent_not_negative"),
     sa.CheckConstraint("spent_nanos <= granted_nanos", name="spent_within_grant"),
     sa.Index("ix_leases_state_expires_at", "state", "expires_at"),
@@ -118,7 +106,7 @@ attempts = sa.Table(
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("surface", sa.Text, nullable=False),
     sa.Column("lane", sa.Text, nullable=False, server_default="interactive"),
-    _flag("stream"),
+    flag("stream"),
     sa.Column("state", sa.Text, nullable=False),
     _nanos("hold_nanos"),
     _nanos("cost_nanos"),  # what the provider charges
@@ -136,18 +124,18 @@ attempts = sa.Table(
     _tokens("image_input_tokens"),
     _tokens("prompt_tokens_estimate"),
     _tokens("unseen_tokens"),  # for the estimate of a crash: see HoldRequest
-    _flag("is_estimated"),
-    _text("price_source"),
-    _text("price_id"),
-    _text("price_tier"),
-    _text("price_row"),  # JSON; the row the cost was computed with
-    _text("price_rows"),  # JSON; the rows fixed at reserve, emptied once settled
-    _text("finish"),
-    _text("failure"),  # failure class, or why it was released
-    _flag("is_simulated"),
+    flag("is_estimated"),
+    text("price_source"),
+    text("price_id"),
+    text("price_tier"),
+    text("price_row"),  # JSON; the row the cost was computed with
+    text("price_rows"),  # JSON; the rows fixed at reserve, emptied once settled
+    text("finish"),
+    text("failure"),  # failure class, or why it was released
+    flag("is_simulated"),
     sa.Column("sent_at", sa.Double, nullable=False),
     sa.Column("settled_at", sa.Double),
-    _one_of("state", ATTEMPT_STATES),
+    one_of("state", ATTEMPT_STATES),
     sa.CheckConstraint("billed_nanos BETWEEN 0 AND hold_nanos", name="billed_within_hold"),
     sa.CheckConstraint(
         "cost_nanos = billed_nanos + overrun_nanos + waste_nanos", name="cost_has_payer"

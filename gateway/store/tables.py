@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from gateway.store import admin_tables, batch_tables, ledger_tables, rollup_tables
+from gateway.store.columns import count, flag, text
 from gateway.store.metadata import metadata
 
 __all__ = [
@@ -33,18 +34,6 @@ __all__ = [
 IDEMPOTENCY_STATES = ("in_flight", "done")
 # SQLite numbers rows by itself only for a column that is called INTEGER.
 _ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False, server_default="")
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
 
 
 tenants = sa.Table(
@@ -73,17 +62,17 @@ keys = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),  # the public part, safe to log
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
     sa.Column("team_id", sa.Text, nullable=False),
-    _text("name"),
+    text("name"),
     sa.Column("secret_hash", sa.LargeBinary, nullable=False),  # HMAC-SHA-256, see gateway.keys
     # After a rotation the secret before it still opens, until this instant.
     sa.Column("previous_hash", sa.LargeBinary),
     sa.Column("previous_expires_at", sa.Double),
-    _text("models"),  # JSON list of public model names; "" = all
-    _text("routes"),  # JSON list of surfaces; "" = all
+    text("models"),  # JSON list of public model names; "" = all
+    text("routes"),  # JSON list of surfaces; "" = all
     sa.Column("requests_per_minute", sa.BigInteger),
     sa.Column("tokens_per_minute", sa.BigInteger),
     sa.Column("concurrency_max", sa.BigInteger),
-    _flag("no_explore"),
+    flag("no_explore"),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("rotated_at", sa.Double),
     sa.Column("expires_at", sa.Double),
@@ -105,29 +94,29 @@ requests = sa.Table(
     sa.Column("surface", sa.Text, nullable=False),
     sa.Column("model", sa.Text, nullable=False),  # public name
     sa.Column("lane", sa.Text, nullable=False),
-    _flag("stream"),
+    flag("stream"),
     # What `decide` saw and said; with the snapshot it can be repeated exactly.
-    _text("facts"),  # RequestFacts
-    _text("policy_version"),
-    _text("route"),
-    _text("preference"),
-    _text("candidates"),  # list of Candidate
-    _text("live"),  # StoredView: the part of the FleetView that is not in the snapshot
-    _text("seed"),  # decimal; may have more than 63 bits
-    _text("snapshot_id"),
+    text("facts"),  # RequestFacts
+    text("policy_version"),
+    text("route"),
+    text("preference"),
+    text("candidates"),  # list of Candidate
+    text("live"),  # StoredView: the part of the FleetView that is not in the snapshot
+    text("seed"),  # decimal; may have more than 63 bits
+    text("snapshot_id"),
     # What came of it.
-    _text("endpoint_id"),
-    _count("num_attempts"),
-    _count("status"),
-    _text("error"),
+    text("endpoint_id"),
+    count("num_attempts"),
+    count("status"),
+    text("error"),
     sa.Column("ttft_any_ms", sa.Double),
     sa.Column("ttft_visible_ms", sa.Double),
     sa.Column("duration_ms", sa.Double),
     sa.Column("overhead_us", sa.Double),
-    _text("usage"),  # Usage; "" = none
-    _flag("is_estimated"),
-    _count("cost_nanos"),
-    _count("billed_nanos"),
+    text("usage"),  # Usage; "" = none
+    flag("is_estimated"),
+    count("cost_nanos"),
+    count("billed_nanos"),
     # Keyset pages: newest first within a tenant, and within one of its keys.
     sa.Index("ix_requests_tenant_id", "tenant_id", "created_at", "id"),
     sa.Index("ix_requests_key_id", "tenant_id", "key_id", "created_at", "id"),
@@ -175,10 +164,10 @@ idempotency = sa.Table(
     sa.Column("holder_id", sa.Text, nullable=False),  # the process that works on it
     sa.Column("request_hash", sa.LargeBinary, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    _count("status"),
-    _text("headers"),  # JSON list of pairs
+    count("status"),
+    text("headers"),  # JSON list of pairs
     sa.Column("body", sa.LargeBinary),  # NULL = not stored (a stream, or too long)
-    _text("usage"),  # Usage; what a stream has cost already
+    text("usage"),  # Usage; what a stream has cost already
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=False),  # of the claim, then of the answer
     sa.CheckConstraint("state IN ('in_flight', 'done')", name="state_known"),
@@ -203,7 +192,7 @@ audit_events = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),  # "cli", "gateway", a user
     sa.Column("action", sa.Text, nullable=False),  # "key.create", "breaker.open"
     sa.Column("subject", sa.Text, nullable=False),  # id of the thing acted on
-    _text("detail"),  # JSON, never a secret
+    text("detail"),  # JSON, never a secret
     sa.Index("ix_audit_events_tenant_id", "tenant_id", "id"),
 )
 
