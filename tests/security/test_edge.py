@@ -83,7 +83,7 @@ def test_head_has_no_body_and_calls_nobody(world: GuardedWorld, path: str) -> No
 UNKNOWN = (
     "/v1", "/v1/", "/v1/nothing", "/v1/chat", "/v1/chat/completions/", "/v1/chat/completions/x",
     "/v1//chat/completions", "/v1/chat//completions", "/v1/Chat/Completions",
-    "/v1/messages/batches", "/v1/files", "/v1/requests", "/v1/key/generate", "/v1/config",
+    "/v1/messages/batches/", "/v1/files/x/y", "/v1/requests", "/v1/key/generate", "/v1/config",
     "/v1/admin", "/v1/%63hat/completions", "/v1/chat%2fcompletions", "/v1/chat/completions%00",
     "/v1/chat/completions;a=b", "/v1/x/../chat/completions", "/v1/chat/completions.json",
 )  # fmt: skip
@@ -117,7 +117,7 @@ def test_unknown_paths_under_v1_are_404_in_the_dialect(
 @pytest.mark.e2e
 def test_unknown_paths_answer_an_anthropic_client_in_its_dialect(world: GuardedWorld) -> None:
     headers = {**world.gateway.headers, "anthropic-version": "2023-06-01"}
-    for path in ("/v1/nothing", "/v1/messages/batches", "/v1/models/none", "/v1/requests/none"):
+    for path in ("/v1/nothing", "/v1/messages/batches/none", "/v1/models/none", "/v1/requests/none"):
         answer = world.http.get(world.url(path), headers=headers)
 
         assert checked_error(answer, Dialect.ANTHROPIC, 404)["type"] == "not_found_error"
