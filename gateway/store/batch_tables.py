@@ -74,6 +74,7 @@ batches = sa.Table(
     count("num_lines"),
     one_of("state", BATCH_STATES),
     sa.Index("ix_batches_tenant_id", "tenant_id", "created_at", "id"),
+    sa.Index("ix_batches_created_at", "created_at", "id"),  # for the operator, of all tenants
     sa.Index("ix_batches_state", "state", "deadline_at"),
 )
 

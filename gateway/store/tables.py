@@ -194,6 +194,7 @@ audit_events = sa.Table(
     sa.Column("subject", sa.Text, nullable=False),  # id of the thing acted on
     text("detail"),  # JSON, never a secret
     sa.Index("ix_audit_events_tenant_id", "tenant_id", "id"),
+    sa.Index("ix_audit_events_subject", "subject", "id"),
 )
 
 # A counter a topic, moved in the transaction that changes something; see gateway.store.changes.
