@@ -17,7 +17,9 @@ _TREE_FATHERS = (0, 0, 0, 1, 1, 2, 3, 3, 4, 6, 6, 7, 9, 10, 10, 11)  # of row 1 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One call. `context_lens` count this step's rows; `has_fp8`: a cache of 8 bits with scales."""
+    """One call. `context_lens` count this step's rows, but for the last `num_behind`, which stand
+    behind the end as padding does; `has_fp8`: a cache of 8 bits with scales.
+    """
 
     context_lens: tuple[int, ...]
     query_len: int
@@ -29,6 +31,7 @@ class Shape:
     window: int = 0
     soft_cap: float = 0.0
     num_splits: int = 0
+    num_behind: int = 0
     has_fp8: bool = False
     has_scales: bool = False
 
@@ -49,7 +52,7 @@ class Shape:
         lens = maker.tensor(self.context_lens, dtype=torch.int32)
         num_rows = num_sequences * self.query_len
         q = maker.normal(num_rows, self.num_heads, self.head_dim, dtype=dtype, salt=4)
-        starts = (lens - self.query_len).clamp(min=0)
+        starts = (lens - self.query_len + self.num_behind).clamp(min=0)
         scales: dict[str, Tensor] = {}
         if self.has_fp8 or self.has_scales:
             scales["k_scale"] = 0.5 + maker.uniform(self.num_kv_heads, salt=5)
@@ -192,6 +195,10 @@ CASES: tuple[Case, ...] = (
     _small("decode, pages of 64", replace(_FEW, page=64, num_heads=2, num_kv_heads=1)),
     _small("verify in splits", replace(_FIVE, num_splits=2, num_heads=2, num_kv_heads=1)),
     _small("verify within a window", replace(_FIVE, window=7, page=16)),
+    _small(
+        "rows that see no key",
+        replace(_FIVE, window=2, num_behind=4, context_lens=(37, 5), num_splits=2),
+    ),
     _small("block", replace(_FIVE, mask="block", page=32)),
     _small("tree", replace(_FIVE, mask="bits", query_len=9, context_lens=(33, 9, 90))),
     _small("tree within a window", replace(_FIVE, mask="bits", window=2, page=16)),

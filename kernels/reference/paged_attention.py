@@ -48,7 +48,7 @@ def paged_attention(
     then soft_cap · tanh(score / soft_cap) if `soft_cap` > 0; the softmax is in float32. Keys and
     values are what the cache holds times `k_scale` and `v_scale`. `num_splits` is a hint for
     devices that divide the keys. What lies in slots at or behind `context_lens`, NaN included, does
-    not reach the result; a context of length 0 gives zeros.
+    not reach the result; a row that sees no key gives zeros.
     """
     num_kv_heads, block_size, head_dim = k_cache.shape[1:]
     num_sequences = block_tables.shape[0]
@@ -78,6 +78,8 @@ def paged_attention(
         result = torch.bmm(weights, values).view(folded.shape)
         if v_scale is not None:
             result *= v_scale.reshape(-1, 1, 1, 1)
+        # Where all scores are MASKED, softmax weighs all keys alike: the mean of what nobody sees.
+        result.masked_fill_(hidden.all(dim=-1)[:, None, None, :, None], 0.0)
         results[:, part].copy_(result.permute(0, 3, 1, 2, 4))
     return out
 

@@ -194,6 +194,30 @@ def test_rows_behind_the_context_do_not_disturb_real_ones(ops: Ops) -> None:
     assert got.isfinite().all()
 
 
+@pytest.mark.parametrize("mask", ["causal", "block", "bits"])
+def test_row_that_sees_no_key_gives_zeros(ops: Ops, mask: MaskKind) -> None:
+    # Rows that stand so far behind the end that their window begins there too. The same of Triton:
+    # the case "rows that see no key", with every small one under the interpreter.
+    case = Case(5, (11, 5))
+    case.starts = torch.tensor([9, 20], dtype=torch.int32)
+
+    got = case.run(ops, mask=mask, window=2)
+
+    case.check(got, mask=mask, window=2)
+    rows = got.view(2, 5, -1)
+    assert rows[1].unique().tolist() == [0.0]
+    assert bool((rows[0, 0] != 0).all())
+
+
+def test_what_a_row_without_keys_cannot_see_may_be_nan(ops: Ops) -> None:
+    case = Case(1, (6,))
+    case.starts = torch.tensor([20], dtype=torch.int32)
+    for cache in case.caches:
+        cache.fill_(torch.nan)
+
+    assert case.run(ops, window=2).unique().tolist() == [0.0]
+
+
 @pytest.mark.parametrize("scales", [(0.5, 4.0), ((0.5, 2.0), (4.0, 0.25))])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float32])
 def test_scales_multiply_what_the_cache_holds(
