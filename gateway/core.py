@@ -126,6 +126,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool = False
     bills_from_first_token: bool = False  # an attempt that dies before it costs nothing
     assistant_prefill: str = ""  # how it goes on with an answer begun: see the policy; "" = not
+    listed_tok_s: float | None = None  # what its provider says that one stream decodes at
 
     @property
     def state_key(self) -> str:
@@ -249,6 +250,7 @@ class EndpointLive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_full: bool = False  # by its own account, or because it is silent
     is_silent: bool = False  # told its load and has not for a while: used if nobody else can serve
     machine: MachineLoad | None = None  # self-hosted: its own account of its work
+    held: str = ""  # "paused" | "draining" by an operator; then its capacity is 0
 
 
 class FleetSnapshot(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -15,6 +15,7 @@ import msgspec
 from gateway.core import Caller, FleetView, Lane, Plan, RequestFacts
 from gateway.errors import ApiError, NoEligibleEndpoint, Overloaded, PermissionDenied
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.holds import Holds, as_if_not_held
 from gateway.keys.authenticate import Authenticator
 from gateway.keys.limits import Limits
 from gateway.keys.ticket import Ticket
@@ -69,6 +70,7 @@ class Inbound:
     body_wait_s: float = 0.0  # of the time since, how long its body took to come
     only_endpoint: str = ""  # a lane was chosen beforehand: this endpoint and no other
     keep: Keep | None = None
+    is_probe: bool = False  # an operator asks how an endpoint does: sent though it is held
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class Gateway:
     meter: MachineMeter = field(default_factory=lambda: MachineMeter(began_s=0.0))
     overhead_s: dict[str, float] = field(default_factory=dict)
     claims: set[str] = field(default_factory=set)  # of Idempotency-Keys, by request id
+    holds: Holds = field(default_factory=Holds)
 
     async def authenticate(self, headers: Mapping[str, str]) -> Caller:
         return await self.authenticator.authenticate(headers)
@@ -158,7 +161,7 @@ async def _serve_admitted(
         if ticket.state is not None:
             dialect = SURFACE_DIALECT[facts.surface]
             client.extra_headers.extend(rate_limit_headers(dialect, ticket.state))
-        decided = await decide_waiting(gateway, policy, facts)
+        decided = await decide_waiting(gateway, policy, facts, is_probe=inbound.is_probe)
         try:
             record.decided(decided.plan, decided.view)
             if gateway.shadow is not None:
@@ -178,6 +181,7 @@ async def _serve_admitted(
                 headers=inbound.headers,
                 let_go=decided.let_go,
                 keep=inbound.keep,
+                is_probe=inbound.is_probe,
             )
             await _relay(gateway, inbound, job, record, ticket)
         finally:
@@ -227,12 +231,16 @@ async def _relay(
         gateway.admission.served(result.endpoint_id, gateway.clock() - began_at_s)
 
 
-async def decide_waiting(gateway: Gateway, policy: Policy, facts: RequestFacts) -> Decided:
+async def decide_waiting(
+    gateway: Gateway, policy: Policy, facts: RequestFacts, *, is_probe: bool = False
+) -> Decided:
     """Decide now; if only capacity stands in the way, wait briefly for a slot and decide again."""
     admission = gateway.admission
     with Turn(admission, facts.lane, gateway.clock) as turn:
         while True:
             view = gateway.fleet.view(facts, candidate_ids(policy, facts))
+            if is_probe:
+                view = as_if_not_held(view)
             seed = _SEEDS.getrandbits(53)
             try:
                 plan = decide(facts, view, policy, Seeded(seed), seed=seed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 import structlog
@@ -18,7 +19,8 @@ from gateway.policy.load import Policy
 from gateway.prices.book import PriceBook
 from gateway.store import idempotency
 from gateway.store.audit import AuditEvent, append_events
-from gateway.store.changes import KEYS, POLICIES, ChangeWatcher
+from gateway.store.changes import ENDPOINTS, KEYS, POLICIES, ChangeWatcher
+from gateway.store.holds import list_holds
 from gateway.store.policies import activate_policy
 from gateway.store.requests import purge_requests, purge_snapshots
 from gateway.store.rollups import purge_rollups
@@ -50,7 +52,8 @@ class Housekeeping:
         self.reload = asyncio.Event()  # set by SIGHUP
 
     async def restore(self) -> None:
-        """Take over what was believed of the endpoints before the restart."""
+        """Take over what was believed of the endpoints before the restart, and who is held."""
+            await self._reload_holds()
         try:
             async with self._gateway.store.read() as connection:
                 states = await load_endpoint_state(connection)
@@ -109,21 +112,33 @@ class Housekeeping:
     def _changed(self, topics: frozenset[str]) -> None:
         if KEYS in topics:
             self._gateway.authenticator.invalidate()
-            task = asyncio.create_task(self._reload_budgets())
-            self._reload_tasks.add(task)
-            task.add_done_callback(self._reload_tasks.discard)
+            self._follow(self._gateway.ledger.reload_budgets(), "budgets not reloaded")
+        if ENDPOINTS in topics:
+            self._follow(self._reload_holds(), "pauses of endpoints not reloaded")
         if POLICIES in topics:
             self.reload.set()
 
-    async def _reload_budgets(self) -> None:
-        try:
-            await self._gateway.ledger.reload_budgets()
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
-            log.warning("budgets not reloaded", error=error)
+    def _follow(self, work: Coroutine[Any, Any, None], what_failed: str) -> None:
+        async def follow() -> None:
+            try:
+                await work
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                log.warning(what_failed, error=error)
+
+        task = asyncio.create_task(follow())
+        self._reload_tasks.add(task)
+        task.add_done_callback(self._reload_tasks.discard)
+
+    async def _reload_holds(self) -> None:
+        gateway = self._gateway
+        async with gateway.store.read() as connection:
+            rows = await list_holds(connection)
+        gateway.holds.obey(gateway.fleet, rows)
 
     async def _new_policy(self, policy: Policy) -> None:
         gateway = self._gateway
         gateway.fleet.replace_endpoints(policy.endpoints.values())
+        gateway.holds.obey(gateway.fleet)
         gateway.fleet.limit_exploration(exploration_limits(policy))
         gateway.admission.in_flight_max = policy.limits.requests_in_flight_max
         self._book.set_unpriced_cap(policy.unpriced_cap_picos)

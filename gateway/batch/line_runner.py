@@ -21,8 +21,9 @@ from gateway.wire.rawjson import parse_members
 LANE_HEADERS = {"x-looprouter-lane": "batch"}
 TRIES_MAX = 10
 BACK_OFF_S, BACK_OFF_S_MAX = 2.0, 120.0
-# A place or a provider's minute was missing: nothing is wrong with the line or its endpoint.
-NO_ROOM = frozenset({"overloaded", "rate_limit_exceeded"})
+# A place or a provider's minute was missing, or an operator holds the endpoint: nothing is wrong
+# with the line.
+NO_ROOM = frozenset({"overloaded", "rate_limit_exceeded", "endpoint_held"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,9 @@ class Submitting:
         api = self._natives.api(endpoint)
         if api is None or self._natives.turnaround(endpoint.id).opens_at_s > now:
             return
+        live = self._gateway.fleet.live(endpoint.id)
+        if live is not None and live.held:
+            return
         row = NativeRow(
             id=new_id("nb_"),
             batch_id=batch.id,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
+from msgspec import structs
 
 from gateway.core import (
     PICOS_PER_NANO,
@@ -28,6 +29,7 @@ from gateway.wire.pieces import Dialect, Surface
 FLEX = "flex"
 AHEAD_S = 86_400.0  # prices by the hour come again each day
 LINES_AT_ONCE_MAX = 64  # of one endpoint, however large its learned capacity
+HELD_S = 600.0  # nobody knows how long an operator holds an endpoint: planned anew every minute
 LINE_TOKENS = 200.0  # a line's answer, for seconds a line where lengths were not learned
 FILL_SHARE = 0.7  # of an own machine's places: the rest is for who waits for an answer
 
@@ -54,8 +56,8 @@ def lane_offers(
     """
     Every lane of these public models that serves `surface`.
 
-    An endpoint that is shut opens later, so nothing new goes there now. `native_endpoints`: those
-    whose provider has a batch API that we speak, with a key at hand.
+    An endpoint that is shut opens later, so nothing new goes there now; what runs there may stay.
+    `native_endpoints`: those whose provider has a batch API that we speak, with a key at hand.
     """
     snapshot = fleet.snapshot()
     offers: list[LaneOffer] = []
@@ -68,9 +70,12 @@ def lane_offers(
             if policy.unpriced == "block" and not any(row.is_priced for row in rows):
                 continue
             windows = price_windows(one.endpoint, rows, book, now)
-            offers.extend(_of_endpoint(one, live, snapshot, model, windows=windows, now=now))
+            found = list(_of_endpoint(one, live, snapshot, model, windows=windows, now=now))
             if one.id in native_endpoints:
-                offers.append(_native(one.endpoint, model, windows, turnarounds.get(one.id)))
+                found.append(_native(one.endpoint, model, windows, turnarounds.get(one.id)))
+            if live.held:
+                found = [structs.replace(each, opens_at_s=now + HELD_S) for each in found]
+            offers.extend(found)
     return offers
 
 
@@ -141,7 +146,7 @@ def _native(
     )
     if turnaround is None:
         return offer
-    return msgspec.structs.replace(
+    return structs.replace(
         offer,
         turnaround_p50_s=turnaround.p50_s,
         turnaround_p95_s=turnaround.p95_s,

@@ -292,7 +292,9 @@ class BatchWorker:
     def _room(self, endpoint_id: str) -> int:
         live = self._gateway.fleet.live(endpoint_id)
         endpoint = self._gateway.policy().endpoints.get(endpoint_id)
-        if live is None or endpoint is None or (live.breaker == "open" and not live.is_cooling):
+        if live is None or endpoint is None or live.held:
+            return 0
+        if live.breaker == "open" and not live.is_cooling:
             return 0
         mine = self._by_endpoint.get(endpoint_id, 0)
         others = max(0, live.in_flight - mine)

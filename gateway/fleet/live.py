@@ -37,6 +37,7 @@ class LiveEndpoint:
         "elsewhere",
         "endpoint",
         "estimator",
+        "held",
         "in_flight",
         "is_quiet",
         "num_rate_limited",
@@ -59,6 +60,7 @@ class LiveEndpoint:
         self.started = MinuteCounter()
         self.num_rate_limited = MinuteCounter()
         self.in_flight = 0
+        self.held = ""  # an operator's word: "paused" | "draining"
         self.waiting = Waiting()
         self.is_quiet = False  # streams wait and nothing comes; judged once a second
         self.promised = 0  # decided for and not begun: a burst must not decide by one and the same
@@ -76,6 +78,12 @@ class LiveEndpoint:
             self.seed = endpoint_seed(endpoint.id)
         self.endpoint = endpoint
         self.calm_view = None
+
+    def hold(self, held: str) -> None:
+        """Send nothing new there (`held`: EndpointLive's word), or with "" send again."""
+        if held != self.held:
+            self.held = held
+            self.calm_view = None
 
     def begin(self, now_s: float, *, is_stream: bool = False) -> None:
         self.in_flight += 1
@@ -157,7 +165,7 @@ class LiveEndpoint:
         capacity = self.capacity
         if (
             self.breaker.is_closed
-            and not (self.is_quiet or capacity.has_telemetry)
+            and not (self.held or self.is_quiet or capacity.has_telemetry)
             and capacity.cooling_s(now_s) <= 0.0
             and not self.probes.is_spent(now_s)
         ):
@@ -177,7 +185,8 @@ class LiveEndpoint:
         return EndpointLive(
             endpoint_id=self.endpoint.id,
             in_flight=self.everywhere + self.promised,
-            capacity=capacity.now(now_s),
+            # No decision has to look for a hold: whatever is held has no room.
+            capacity=0.0 if self.held else capacity.now(now_s),
             places=min(self.estimator.slowdown.places_now, capacity.now(now_s)),
             breaker=state,
             reopens_in_s=reopens_in_s,
@@ -189,6 +198,7 @@ class LiveEndpoint:
             is_full=capacity.is_full(self.everywhere + self.promised, now_s),
             is_silent=self.is_quiet or capacity.is_silent(now_s),
             machine=capacity.told(now_s),
+            held=self.held,
         )
 
     def shut(self, now_s: float) -> tuple[str, float]:
@@ -205,7 +215,7 @@ class LiveEndpoint:
         return state, reopens_in_s
 
     def is_closed(self, now_s: float) -> bool:
-        return self.calm_view is not None or self.shut(now_s)[0] == "closed"
+        return self.calm_view is not None or (not self.held and self.shut(now_s)[0] == "closed")
 
     def report_load(self, load: MachineLoad, now_s: float) -> None:
         sent = self.everywhere + self.promised
@@ -213,7 +223,7 @@ class LiveEndpoint:
         self.calm_view = None
 
     def may_send(self, now_s: float, *, in_panic: bool = False) -> bool:
-        if self.capacity.cooling_s(now_s) > 0.0 and not in_panic:
+        if (self.held or self.capacity.cooling_s(now_s) > 0.0) and not in_panic:
             return False
         return self.breaker.may_send(now_s, in_panic=in_panic)
 

@@ -34,6 +34,8 @@ def summarise(live: LiveEndpoint, num_started: int, now_s: float) -> dict[str, o
         "capacity": live.capacity.now(now_s),
         "breaker": state,
         "reopens_in_s": reopens_in_s,
+        "held": live.held,
+        "in_flight_elsewhere": live.elsewhere.total,
         "is_cooling": live.capacity.cooling_s(now_s) > 0.0,
         "share": {
             "minutes": SHARE_MINUTES,

@@ -158,7 +158,7 @@ def _last_resort(
     broken = [
         (live.reopens_in_s, rates.id, rates)
         for rates, live in shut
-        if live.breaker == "open" and not live.is_cooling
+        if live.breaker == "open" and not live.is_cooling and not live.held
     ]
     wait_s = free_in_s(live for _, live in shut)
     if not broken or (wait_s is not None and wait_s <= PANIC_AFTER_S):
@@ -320,6 +320,8 @@ def _none_eligible(
     error.is_capacity = wait_s is not None
     error.free_in_s = wait_s or 0.0
     rules = {reason.split(":", 1)[0] for _, reason in reasons}
+    if "held" in rules and not error.is_capacity:
+        error.code = "endpoint_held"  # nothing but an operator's word is against it
     if rules in ({"surface"}, {"context"}):
         # The wrong API of this model, or a prompt beyond its window: no time and no other state
         # would help. Clients that shorten a prompt by themselves look for this code.

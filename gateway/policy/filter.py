@@ -29,6 +29,10 @@ from gateway.prices.rows import (
 # Needs that an endpoint whose capabilities are known must have; the rest pass through as they are.
 HARD_NEEDS = frozenset({"tools", "json_schema", "json_object", "vision", "audio"})
 CAPACITY_RULES = frozenset({"capacity", "pause"})  # a short wait may help against these
+HELD: dict[str, str] = {
+    "paused": "an operator paused it; it takes requests again once it is resumed",
+    "draining": "an operator drains it: what runs there finishes, nothing new is sent",
+}
 _NO_PREFERENCES = ProviderPreferences()
 
 # Names in OpenRouter's `max_price` → our buckets; `request` is dollars a request.
@@ -68,6 +72,8 @@ def lasting_reason(
 
 def live_reason(live: EndpointLive, *, is_batch: bool) -> str:
     """Why an endpoint that `weigh` found shut is so, with its numbers."""
+    if live.held:
+        return f"held: {HELD[live.held]}"
     if live.is_cooling:
         return f"pause: it asked not to be called for {live.reopens_in_s:.1f} s more"
     if live.breaker == "open":
@@ -91,6 +97,8 @@ def free_in_s(shut: Iterable[EndpointLive]) -> float | None:
     """
     soonest_s: float | None = None
     for live in shut:
+        if live.held:
+            continue
         if live.is_cooling:
             wait_s = live.reopens_in_s
         elif live.breaker == "open":
@@ -130,6 +138,7 @@ def is_only_silent(live: EndpointLive) -> bool:
     """It told its load and has not for a while, and nothing else is against it."""
     return (
         live.is_silent
+        and not live.held
         and not live.is_cooling
         and live.breaker != "open"
         and live.in_flight < live.capacity

@@ -143,6 +143,7 @@ def resolve_endpoint(
         bills_from_first_token=provider.bills_from == "first_token"
         or (provider.bills_from is None and provider.simulated),
         assistant_prefill=spec.assistant_prefill or "",
+        listed_tok_s=spec.listed_tok_s,
     )
 
 

@@ -211,6 +211,13 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Meta(description="It has a machine of its own; instead of the provider's."),
     ] = None
     tier: Annotated[Tier | None, Meta(description="Service tier asked for.")] = None
+    listed_tok_s: Annotated[
+        Annotated[float, Meta(gt=0, le=1_000_000)] | None,
+        Meta(
+            description="Tokens a second of one stream as its provider lists them. Shown beside "
+            "what is measured; nothing is decided by it."
+        ),
+    ] = None
     assistant_prefill: Annotated[
         Literal["message", "prefix", "continue_final_message"] | None,
         Meta(

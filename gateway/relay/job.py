@@ -65,6 +65,12 @@ class RelayJob:
     output_tokens_expected: float = 200.0  # of one choice
     let_go: Callable[[], None] = lambda: None  # of the place promised; the first attempt has begun
     keep: Keep | None = None
+    is_probe: bool = False
+
+    @property
+    def is_forced(self) -> bool:
+        """It is sent though its endpoint is shut: a probe, or all are and this one opens first."""
+        return self.is_probe or self.plan.is_panic
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tells a running server within a second that another process changed keys, budgets or policy.
+"""Tells a running server within a second that another process changed keys, policy or pauses.
 
 A writer moves the counter of a topic in the transaction of its change. A watcher learns of it by
 PRAGMA data_version on SQLite, by NOTIFY on PostgreSQL, and by reading the counters now and then.
@@ -21,7 +21,8 @@ from gateway.store.upsert import insert_into
 
 KEYS = "keys"  # keys, budgets, teams: all that a Caller is made of
 POLICIES = "policies"
-TOPICS = (KEYS, POLICIES)
+ENDPOINTS = "endpoints"  # which of them an operator has paused
+TOPICS = (KEYS, POLICIES, ENDPOINTS)
 
 POLL_S = 0.25
 RECONNECT_S = 0.5

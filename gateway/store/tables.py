@@ -17,6 +17,7 @@ __all__ = [
     "audit_events",
     "batch_tables",
     "changes",
+    "endpoint_holds",
     "endpoint_state",
     "idempotency",
     "keys",
@@ -199,6 +200,18 @@ endpoint_state = sa.Table(
     sa.Column("state_key", sa.Text, primary_key=True),
     sa.Column("state", sa.Text, nullable=False),  # JSON of the fleet's own
     sa.Column("updated_at", sa.Double, nullable=False),
+)
+
+# Endpoints that an operator has taken out of routing; by the id that the policy gives them.
+endpoint_holds = sa.Table(
+    "endpoint_holds",
+    metadata,
+    sa.Column("endpoint_id", sa.Text, primary_key=True),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    text("note"),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.CheckConstraint("mode IN ('paused', 'draining')", name="mode_known"),
 )
 
 audit_events = sa.Table(
