@@ -53,10 +53,10 @@ class Housekeeping:
 
     async def restore(self) -> None:
         """Take over what was believed of the endpoints before the restart, and who is held."""
-            await self._reload_holds()
         try:
             async with self._gateway.store.read() as connection:
                 states = await load_endpoint_state(connection)
+            await self._reload_holds()
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             log.warning("beliefs not restored", error=error)
             return
