@@ -21,7 +21,7 @@ from gateway.core import (
     Rng,
 )
 from gateway.fleet.affinity import Affinity
-from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S
+from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S, EndpointEstimator
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
 from gateway.fleet.first_tokens import ttft_p95_s
@@ -172,6 +172,11 @@ class Fleet:
             )
         longest = self._length_of(kind_of(facts), now_s).longest
         return live.estimator.whole_timeout_s(longest, now_s)
+
+    def estimator(self, endpoint_id: str) -> EndpointEstimator | None:
+        """For who needs more than a snapshot tells; None if the endpoint is not known."""
+        live = self._by_id.get(endpoint_id)
+        return live.estimator if live is not None else None
 
     def ttft_p95_s(self, endpoint_id: str, facts: RequestFacts) -> float | None:
         """What 95 % of first tokens of such a prompt come within; None if it is not known here."""

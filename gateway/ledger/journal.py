@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.ledger.alive import ALIVE_NAME
 from gateway.ledger.records import Opened, Record
 
 MAGIC = b"LRJ\x01"
@@ -302,6 +303,7 @@ def remove_directory(directory: Path) -> None:
     """Delete a journal that is wholly in SQL; the caller holds its lock."""
     for number in file_numbers(directory):
         file_path(directory, number).unlink(missing_ok=True)
-    (directory / LOCK_NAME).unlink(missing_ok=True)
+    for name in (ALIVE_NAME, LOCK_NAME):
+        (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # damaged files were kept in it
         directory.rmdir()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.errors import LedgerUnavailable, SetupError
+from gateway.ledger.alive import AliveMark
 from gateway.ledger.committer import Committer
 from gateway.ledger.grants import register_holder
 from gateway.ledger.holdings import Holdings
@@ -101,6 +102,9 @@ class Ledger:
             journal_file=lambda: self._writing().writer.path.name,
         )
         self._open: dict[str, Hold] = {}
+        self._alive = AliveMark(
+            self._home.directory, unix_now=self._unix_now, is_needed=lambda: bool(self._open)
+        )
         self._committer: Committer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -167,6 +171,7 @@ class Ledger:
         await self._committer.catch_up()
         await self.tend()
         if self._runs_in_background:
+            self._alive.start()
             for run in (self._committer.run_commits, self._committer.run_syncs, self._run_tending):
                 self._tasks.append(asyncio.create_task(run()))
 
@@ -190,6 +195,7 @@ class Ledger:
             self._alert(LedgerAlert("close_incomplete", f"left for the next start to book: {e!r}"))
         finally:
             self._committer = None
+            self._alive.stop()
             committer.close()
             self._home.leave()
 
@@ -238,6 +244,7 @@ class Ledger:
         nanos = request.hold_nanos
         self._holdings.hold(leases, nanos)
         self._at_point("after_hold")
+        self._alive.begin()
         try:
             self._writing().write(sent_record(request, leases, self._unix_now()))
         except JournalError as e:

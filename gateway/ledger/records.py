@@ -34,6 +34,7 @@ class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     provider: str = ""  # "" = the part of endpoint_id before the slash
     is_simulated: bool = False
     unseen_tokens: int = 0  # what may be generated that no progress record has told of yet
+    unseen_s: float = 0.0  # at the earliest, from sending to the last of them; 0 = not known
     lane: str = Lane.INTERACTIVE.value
 
 
@@ -122,6 +123,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag=1):
     at_unix_s: float
     unseen_tokens: int = 0
     lane: str = Lane.INTERACTIVE.value
+    unseen_s: float = 0.0
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -181,6 +183,7 @@ def sent_record(request: HoldRequest, leases: tuple[Lease, ...], at_unix_s: floa
         at_unix_s=at_unix_s,
         unseen_tokens=request.unseen_tokens,
         lane=request.lane,
+        unseen_s=request.unseen_s,
     )
 
 

@@ -1,14 +1,16 @@
 """What becomes of a dead holder: its journal is replayed, its open attempts and leases are ended.
 
 With the journal at hand all is known: attempts that were sent and never settled are billed by
-estimate (never voided), and what the leases did not spend is returned. Without it, what was leased
-and is unaccounted for is booked as spent by nobody known, and is never returned.
+estimate (never voided; bounded by how long they can have been under way), and what the leases did
+not spend is returned. Without it, what was leased and is unaccounted for is booked as spent by
+nobody known, and is never returned.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.core import PriceRow, dollars
+from gateway.ledger.alive import alive_until
 from gateway.ledger.booking import apply_records, book_ends, entry_rows
 from gateway.ledger.grants import change_window, lock_holder
 from gateway.ledger.journal import (
@@ -28,7 +31,7 @@ from gateway.ledger.journal import (
     lock_directory,
     remove_directory,
 )
-from gateway.ledger.records import CRASHED, Ended, LedgerAlert
+from gateway.ledger.records import CRASHED, Dropped, Ended, LedgerAlert, Sent
 from gateway.prices.rows import cost_nanos, pick_row
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempt_leases, attempts, entries, holders, leases
@@ -120,11 +123,44 @@ async def replay_and_finish(
     async with store.begin() as connection:
         now = await database_now(connection)
         alerts = await finish_holder(
-            connection, holder_id, now=now, is_journal_whole=is_present and not damage
+            connection,
+            holder_id,
+            now=now,
+            is_journal_whole=is_present and not damage,
+            shares=generated_shares(directory),
         )
     for each in alerts:
         alert(each)
     return True
+
+
+def generated_shares(directory: Path) -> dict[str, float]:
+    """
+    By attempt, how much of a whole answer can have been generated when the holder died.
+
+    Of a whole answer's time the first part goes to its prompt and the rest to its tokens, so their
+    share is at most that of the time. Attempts of which nothing is known are left out.
+    """
+    until_s = alive_until(directory)
+    numbers = file_numbers(directory)
+    if until_s is None or not numbers:
+        return {}
+    sent: dict[str, Sent] = {}
+    reader, position = JournalReader(directory), Position(numbers[0], 0)
+    while True:
+        records, end = reader.batch(position, None, records_max=RECORDS_PER_BATCH)
+        if end == position:
+            break
+        position = end
+        for record in records:
+            if isinstance(record, Sent) and record.unseen_s > 0.0:
+                sent[record.attempt_id] = record
+            elif isinstance(record, Ended | Dropped):
+                sent.pop(record.attempt_id, None)
+    return {
+        each.attempt_id: min(1.0, max(0.0, until_s - each.at_unix_s) / each.unseen_s)
+        for each in sent.values()
+    }
 
 
 async def _replay(
@@ -164,12 +200,17 @@ def _keep_damaged(
 
 
 async def finish_holder(
-    connection: AsyncConnection, holder_id: str, *, now: float, is_journal_whole: bool
+    connection: AsyncConnection,
+    holder_id: str,
+    *,
+    now: float,
+    is_journal_whole: bool,
+    shares: Mapping[str, float] | None = None,
 ) -> list[LedgerAlert]:
-    """End a holder's attempts and leases. Its row is locked here."""
+    """End a holder's attempts and leases. Its row is locked here. `shares`: generated at most."""
     await lock_holder(connection, holder_id)
     alerts = await book_ends(
-        connection, await _estimates(connection, holder_id, now), holder_id=holder_id
+        connection, await _estimates(connection, holder_id, now, shares or {}), holder_id=holder_id
     )
     c = leases.c
     query = sa.select(leases).where(c.holder_id == holder_id, c.state == "open")
@@ -230,7 +271,9 @@ async def expire_dead_holders(
     return alerts
 
 
-async def _estimates(connection: AsyncConnection, holder_id: str, now: float) -> list[Ended]:
+async def _estimates(
+    connection: AsyncConnection, holder_id: str, now: float, shares: Mapping[str, float]
+) -> list[Ended]:
     """How each of the holder's attempts that never ended is to be settled."""
     c = attempts.c
     query = sa.select(attempts).where(c.holder_id == holder_id, c.state == "sent")
@@ -243,15 +286,26 @@ async def _estimates(connection: AsyncConnection, holder_id: str, now: float) ->
     )
     for link in await connection.execute(links):
         lease_ids[link.attempt_id].append(link.lease_id)
-    return [estimated_end(row, tuple(sorted(lease_ids[row.attempt_id])), now) for row in rows]
+    return [
+        estimated_end(
+            row,
+            tuple(sorted(lease_ids[row.attempt_id])),
+            now,
+            share_max=shares.get(row.attempt_id, 1.0),
+        )
+        for row in rows
+    ]
 
 
-def estimated_end(row: sa.Row[Any], lease_ids: tuple[str, ...], now: float) -> Ended:
+def estimated_end(
+    row: sa.Row[Any], lease_ids: tuple[str, ...], now: float, *, share_max: float = 1.0
+) -> Ended:
     """
     Settle a `sent` attempt by what is known, and what may have been generated unseen.
 
-    That is: the last progress record and what can follow it until the next; of a stream without
-    one, its prompt alone, for the first token makes one; of a whole answer, all that is expected.
+    That is: of a stream, the last progress record and what can follow it until the next; without
+    one its prompt alone, for the first token makes one. Of a whole answer, `share_max` of all that
+    is expected; with a record it had come already, and the record is its usage.
     The provider bills what it generated, so the estimate rather errs above it. Without a price
     the whole hold is the estimate: unknown is never free.
     """
@@ -260,8 +314,9 @@ def estimated_end(row: sa.Row[Any], lease_ids: tuple[str, ...], now: float) -> E
     has_progress = usage.input_total > 0
     if not has_progress:
         usage = msgspec.structs.replace(usage, input=row.prompt_tokens_estimate)
-    if has_progress or not row.stream:
-        usage = msgspec.structs.replace(usage, output=usage.output + row.unseen_tokens)
+    if has_progress == bool(row.stream):
+        unseen = math.ceil(row.unseen_tokens * (1.0 if row.stream else share_max))
+        usage = msgspec.structs.replace(usage, output=usage.output + unseen)
     prices = msgspec.json.decode(row.price_rows or "[]", type=tuple[PriceRow, ...])
     price = pick_row(prices, tier=row.price_tier, context_tokens=usage.input_total)
     cost = cost_nanos(price, usage) if price.is_priced else row.hold_nanos

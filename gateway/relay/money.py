@@ -29,7 +29,7 @@ CHARACTERS_PER_TOKEN_UNKNOWN = 4.0
 # The most one image counts for: OpenAI's small models multiply theirs, Anthropic scales down.
 IMAGE_TOKENS_MAX: dict[Dialect, int] = {Dialect.OPENAI: 37_000, Dialect.ANTHROPIC: 5_000}
 
-_GENERATES = frozenset({Surface.CHAT, Surface.COMPLETIONS, Surface.RESPONSES, Surface.MESSAGES})
+GENERATES = frozenset({Surface.CHAT, Surface.COMPLETIONS, Surface.RESPONSES, Surface.MESSAGES})
 # Prices that the operator states or measures come before what the provider reports.
 _OWN_SOURCES = frozenset({"policy", "self_hosted"})
 
@@ -50,7 +50,7 @@ def injected_max_tokens(job: RelayJob, endpoint: Endpoint) -> int | None:
     if (
         job.parsed.max_tokens is not None
         or not job.caller.budget_ids
-        or job.parsed.surface not in _GENERATES
+        or job.parsed.surface not in GENERATES
     ):
         return None
     limit = job.policy.limits.default_max_tokens
@@ -74,7 +74,7 @@ def hold_for(job: RelayJob, endpoint: Endpoint, *, max_tokens: int | None, body:
     if endpoint.context_tokens_max is not None and facts.num_images:
         prompt = min(prompt, max(endpoint.context_tokens_max, facts.text_bytes))
     output = 0
-    if job.parsed.surface in _GENERATES:
+    if job.parsed.surface in GENERATES:
         asked = max_tokens if max_tokens is not None else job.parsed.max_tokens
         cap = endpoint.output_tokens_max or OUTPUT_TOKENS_UNKNOWN
         output = min(asked, cap) if asked is not None else cap
@@ -89,20 +89,8 @@ def hold_for(job: RelayJob, endpoint: Endpoint, *, max_tokens: int | None, body:
     )
 
 
-def unseen_tokens(job: RelayJob, endpoint: Endpoint, *, every_s: float) -> int:
-    """Output that may be generated before a progress record tells of it, for a crash's estimate.
-
-    Of a stream what the endpoint generates in `every_s`, of a whole answer all that is expected.
-    """
-    if job.parsed.surface not in _GENERATES:
-        return 0
-    expected = job.output_tokens_expected
-    if job.parsed.max_tokens is not None:
-        expected = min(expected, job.parsed.max_tokens)
-    stats = job.snapshot.stats.get(endpoint.id)
-    if job.parsed.stream and stats is not None:
-        expected = min(expected, math.exp(stats.rate_mu) * every_s)
-    return math.ceil(expected * max(1, job.facts.num_choices))
+def characters_per_token(stats: EndpointStats | None) -> float:
+    return stats.characters_per_token if stats is not None else CHARACTERS_PER_TOKEN_UNKNOWN
 
 
 def billable_usage(
@@ -117,13 +105,13 @@ def billable_usage(
     said = outcome.usage
     if said is not None and is_whole:
         return said, False
-    per_token = stats.characters_per_token if stats is not None else CHARACTERS_PER_TOKEN_UNKNOWN
+    per_token = characters_per_token(stats)
     output = math.ceil((outcome.visible_chars + outcome.tool_chars) / per_token)
     reasoning = math.ceil(outcome.reasoning_chars / per_token)
     if said is None:
         return Usage(
             input=outcome.prompt_tokens_expected, output=output, reasoning=reasoning
-        ), outcome.surface in _GENERATES or outcome.surface is Surface.EMBEDDINGS
+        ), outcome.surface in GENERATES or outcome.surface is Surface.EMBEDDINGS
     missing = output + reasoning - said.output_total
     # Ours goes by characters. It corrects a count that stands still, not one that keeps up.
     keeps_up = outcome.usage_is_current and missing <= said.output_total

@@ -319,6 +319,7 @@ class Run:
                 await self._refuse(untranslatable(error.message))
                 return
         if job.keep is not None:
+            exchange.note_progress(is_whole=True)
             await job.keep(exchange.outcome.status, body)
         exchange.close_books()
         status = exchange.outcome.status
