@@ -125,6 +125,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_hour_min: int = 0  # self-hosted: its average price assumes no fewer
     is_simulated: bool = False
     bills_from_first_token: bool = False  # an attempt that dies before it costs nothing
+    stops_when_left: bool = False  # a whole answer is not generated on, nor billed, unheard
     assistant_prefill: str = ""  # how it goes on with an answer begun: see the policy; "" = not
     listed_tok_s: float | None = None  # what its provider says that one stream decodes at
 

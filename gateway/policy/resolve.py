@@ -142,6 +142,9 @@ def resolve_endpoint(
         is_simulated=provider.simulated,
         bills_from_first_token=provider.bills_from == "first_token"
         or (provider.bills_from is None and provider.simulated),
+        stops_when_left=provider.stops_when_left
+        if provider.stops_when_left is not None
+        else provider.simulated or hosted is not None,
         assistant_prefill=spec.assistant_prefill or "",
         listed_tok_s=spec.listed_tok_s,
     )

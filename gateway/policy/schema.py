@@ -128,6 +128,15 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "(the default of a simulator)."
         ),
     ] = None
+    stops_when_left: Annotated[
+        bool | None,
+        Meta(
+            description="It generates, and bills, no more of a plain answer once its connection is "
+            "closed. Then what is booked of one whose gateway was killed is bounded by how long it "
+            "was under way; else it is all that was expected (the default, but for a simulator "
+            "and a machine of yours)."
+        ),
+    ] = None
     headers: Annotated[
         dict[str, str], Meta(description="Fixed extra request headers. Never a secret.")
     ] = {}

@@ -30,7 +30,8 @@ def unseen_of(job: RelayJob, endpoint: Endpoint, fleet: Fleet) -> Unseen:
     """
     Of a stream, what the endpoint generates until the next progress record.
 
-    Of a whole answer, all that is expected, and in how many seconds at the earliest.
+    Of a whole answer, all that is expected, and in how many seconds at the earliest; the latter
+    where it is not generated on once nobody listens.
     """
     facts, parsed = job.facts, job.parsed
     known = fleet.estimator(endpoint.id)
@@ -47,6 +48,6 @@ def unseen_of(job: RelayJob, endpoint: Endpoint, fleet: Fleet) -> Unseen:
     stats = job.snapshot.stats.get(endpoint.id)
     if parsed.stream and stats is not None:
         expected = min(expected, math.exp(stats.rate_mu) * PROGRESS_EVERY_S)
-    elif known is not None:
+    elif known is not None and endpoint.stops_when_left:
         whole_s = whole_quick_s(known, expected) or 0.0
     return Unseen(prompt, math.ceil(expected * max(1, facts.num_choices)), whole_s)
