@@ -167,12 +167,25 @@ class Draining(ServiceError):
     code = "shutting_down"
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One thing wrong with a policy, and where: lines and columns begin at 1."""
+
+    message: str  # without the path
+    path: str = ""  # routes[0].prefer.by; "" = the text as a whole
+    line: int | None = None
+    column: int | None = None
+
+
 class PolicyError(LoopRouterError):
     """The policy file is wrong. The message names path and fix, one line a problem."""
 
-    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, problems: tuple[str, ...] = (), places: tuple[Place, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.problems = problems or (message,)
+        self.places = places or tuple(Place(problem) for problem in self.problems)
 
 
 class SetupError(LoopRouterError):

@@ -157,6 +157,7 @@ class Housekeeping:
                     text=self._source.text.decode(),
                     source=policy.source,
                     now=gateway.wall_clock(),
+                    actor=f"file:{self._source.owner()}",
                 )
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             log.warning("policy version not kept", version=policy.version, error=error)

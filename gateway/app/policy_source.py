@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -51,6 +52,16 @@ class FilePolicySource:
         # stat() follows links: a swapped target changes inode or time.
         status = self._path.stat()
         return (status.st_ino, status.st_mtime_ns, status.st_size)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def owner(self) -> str:
+        """Whose file it is: the nearest there is to who changed it by hand; "" = unknown."""
+        with contextlib.suppress(OSError, KeyError, NotImplementedError):
+            return self._path.owner()
+        return ""
 
     async def reload(self, on_change: OnChange, *, force: bool = False) -> bool:
         """Read again if the file changed. A policy that does not load leaves the last good one."""

@@ -72,7 +72,7 @@ def schema() -> None:
 def import_(file: Path, as_json: bool) -> None:
     """Make a file the policy in SQL (for `serve --policy store`); its text is kept verbatim."""
     from gateway.app.policy_source import read_policy_file
-    from gateway.store.policies import activate_policy
+    from gateway.store.policies import IMPORTED, activate_policy
 
     settings = Settings.from_environment()
     text = read_policy_file(file)
@@ -86,6 +86,8 @@ def import_(file: Path, as_json: bool) -> None:
                 text=text.decode(),
                 source="import",
                 now=time.time(),
+                actor="cli",
+                action=IMPORTED,
             )
 
     run(main())

@@ -113,11 +113,11 @@ class CasesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def load_cases(text: bytes, *, source: str = "") -> CasesFile:
     """The tests that `text` holds. Raises PolicyError with the path of every problem."""
     try:
-        raw, lines = read_yaml(text)
+        raw, marks = read_yaml(text)
     except PolicyError as error:
         message = str(error).replace("the policy", "the file")
         raise PolicyError(f"{source}: {message}" if source else message) from error
-    problems = Problems(lines, source)
+    problems = Problems(marks, source)
 
     def report(path: str, message: str) -> None:
         problems.report("the file" if path == "the policy" else path, message)

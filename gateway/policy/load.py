@@ -32,7 +32,7 @@ from gateway.policy.yaml_guard import read_yaml
 
 VERSION_CHARS = 16
 
-__all__ = ["Policy", "load_policy"]
+__all__ = ["Policy", "load_policy", "version_of"]
 
 
 def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str = "") -> Policy:
@@ -42,8 +42,8 @@ def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str =
     With an `environ`, endpoints whose `key_env` is not set in it are never chosen (and named in
     `warnings`); None checks no keys. Raises PolicyError with every problem found.
     """
-    raw, lines = read_yaml(text)
-    problems = Problems(lines, source)
+    raw, marks = read_yaml(text)
+    problems = Problems(marks, source)
     if not isinstance(raw, dict):
         raise PolicyError("the policy must be a mapping that begins with `version: 1`")
     if find_secrets(raw, "", problems.report):
@@ -58,6 +58,11 @@ def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str =
     policy = _compile(spec, text, environ, source, problems)
     problems.raise_any()
     return policy
+
+
+def version_of(text: bytes) -> str:
+    """The name of a policy's text, whether or not it loads."""
+    return sha256(text).hexdigest()[:VERSION_CHARS]
 
 
 def _compile(
@@ -92,7 +97,7 @@ def _compile(
     floor = spec.rescue.decode_floor
     timeout = spec.rescue.first_token_timeout
     return Policy(
-        version=sha256(text).hexdigest()[:VERSION_CHARS],
+        version=version_of(text),
         source=source,
         endpoints=endpoints,
         models=models,

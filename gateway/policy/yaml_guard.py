@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from gateway.errors import PolicyError
+from gateway.errors import Place, PolicyError
+from gateway.policy.problems import Mark
 
 TEXT_BYTES_MAX = 256 * 1024
 DEPTH_MAX = 32
@@ -22,8 +23,8 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_yaml(text: bytes) -> tuple[object, dict[str, int]]:
-    """The document as plain values, and the line of each path (`routes[0].prefer` → 12)."""
+def read_yaml(text: bytes) -> tuple[object, dict[str, Mark]]:
+    """The document as plain values, and where each path stands (`routes[0].prefer` → 12, 5)."""
     if len(text) > TEXT_BYTES_MAX:
         raise PolicyError(
             f"the policy is {len(text):,} bytes; at most {TEXT_BYTES_MAX:,} are read. "
@@ -40,11 +41,11 @@ def read_yaml(text: bytes) -> tuple[object, dict[str, int]]:
         node = yaml.compose(decoded, Loader=_Loader)
         if node is None:
             raise PolicyError("the policy is empty; it needs at least `version: 1`")
-        lines: dict[str, int] = {}
-        _check_node(node, "", lines, [0], set())
-        return yaml.load(decoded, Loader=_Loader), lines  # noqa: S506 - a SafeLoader
+        marks: dict[str, Mark] = {}
+        _check_node(node, "", _mark(node), marks, ([0], set()))
+        return yaml.load(decoded, Loader=_Loader), marks  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
-        raise PolicyError(_said_plainly(error)) from error
+        raise _not_yaml(error) from error
     except (ValueError, RecursionError) as error:
         # PyYAML's own constructors: an impossible date, a number too long to read.
         raise PolicyError(f"the policy has a value YAML cannot read: {error}") from error
@@ -54,7 +55,6 @@ def _check_events(text: str) -> None:
     depth = num_aliases = num_documents = 0
     event: Any
     for num_events, event in enumerate(yaml.parse(text, Loader=_Loader)):
-        where = event.start_mark.line + 1
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -64,52 +64,68 @@ def _check_events(text: str) -> None:
         elif isinstance(event, yaml.DocumentStartEvent):
             num_documents += 1
         if depth > DEPTH_MAX:
-            raise PolicyError(f"line {where}: nested deeper than {DEPTH_MAX} levels; flatten it")
+            raise _at(event, f"nested deeper than {DEPTH_MAX} levels; flatten it")
         if num_aliases > ALIASES_MAX:
-            raise PolicyError(f"line {where}: more than {ALIASES_MAX} aliases; write them out")
+            raise _at(event, f"more than {ALIASES_MAX} aliases; write them out")
         if num_events > NODES_MAX:
-            raise PolicyError(f"line {where}: more than {NODES_MAX:,} values; split the policy")
+            raise _at(event, f"more than {NODES_MAX:,} values; split the policy")
         if num_documents > 1:
-            raise PolicyError(f"line {where}: a second document begins; a policy is one document")
+            raise _at(event, "a second document begins; a policy is one document")
 
 
 def _check_node(
-    node: Any, path: str, lines: dict[str, int], count: list[int], above: set[int]
+    node: Any, path: str, mark: Mark, marks: dict[str, Mark], seen: tuple[list[int], set[int]]
 ) -> None:
-    """Counts nodes as often as aliases repeat them; refuses duplicates and cycles."""
+    """
+    Counts nodes as often as aliases repeat them; refuses duplicates and cycles.
+
+    What a mapping holds stands where its key does. `seen` are the count and the nodes above.
+    """
+    count, above = seen
     count[0] += 1
-    line = node.start_mark.line + 1
-    lines.setdefault(path, line)
+    marks.setdefault(path, mark)
     if count[0] > NODES_MAX:
-        raise PolicyError(
-            f"line {line}: aliases expand to more than {NODES_MAX:,} values; write them out"
-        )
+        raise _at(node, f"aliases expand to more than {NODES_MAX:,} values; write them out")
     if isinstance(node, yaml.ScalarNode):
         return
     if id(node) in above:
-        raise PolicyError(f"line {line}: an alias contains itself; write the value out")
+        raise _at(node, "an alias contains itself; write the value out")
     above.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _check_node(item, f"{path}[{index}]", lines, count, above)
+            _check_node(item, f"{path}[{index}]", _mark(item), marks, seen)
     else:
-        seen: set[str] = set()
+        names: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise PolicyError(f"line {key.start_mark.line + 1}: a key must be plain text")
+                raise _at(key, "a key must be plain text")
             name = key.value
             at = f"{path}.{name}" if path else name
-            if name in seen:
+            if name in names:
+                message, where = "stands here twice", _mark(key)
                 raise PolicyError(
-                    f"{at}: stands here twice (line {key.start_mark.line + 1}); keep one"
+                    f"{at}: {message} (line {where.line}); keep one",
+                    places=(Place(f"{message}; keep one", at, *where),),
                 )
-            seen.add(name)
-            _check_node(value, path if key.tag == _MERGE_TAG else at, lines, count, above)
+            names.add(name)
+            is_merge = key.tag == _MERGE_TAG
+            _check_node(value, path if is_merge else at, _mark(key), marks, seen)
     above.discard(id(node))
 
 
-def _said_plainly(error: yaml.YAMLError) -> str:
+def _mark(node: Any) -> Mark:
+    return Mark(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _at(node: Any, message: str) -> PolicyError:
+    mark = _mark(node)
+    return PolicyError(f"line {mark.line}: {message}", places=(Place(message, "", *mark),))
+
+
+def _not_yaml(error: yaml.YAMLError) -> PolicyError:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error)
-    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    return f"{where}not valid YAML: {problem}"
+    message = f"not valid YAML: {getattr(error, 'problem', None) or str(error)}"
+    if mark is None:
+        return PolicyError(message)
+    place = Place(message, "", mark.line + 1, mark.column + 1)
+    return PolicyError(f"line {place.line}, column {place.column}: {message}", places=(place,))

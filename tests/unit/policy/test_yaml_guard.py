@@ -110,3 +110,26 @@ def test_dollars_become_integers_exactly() -> None:
     assert picos_of(0.0028) == 2_800
     assert picos_of(1e-7) == 1
     assert nanos_of(2.1) == 2_100_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        (GOOD.replace("by: fastest", "by: best"), [("routes[0].prefer.by", 8, 26)]),
+        (GOOD.replace("model: x,", "modell: x,"), [("models.m[0].modell", 6, 21),
+         ("models.m[0]", 6, 7)]),
+        ("version: 1\nmodels: 3\n", [("models", 2, 1)]),
+        (GOOD + "version: 1\n", [("version", 9, 1)]),
+        (GOOD + "  broken: [1", [("", 9, 3)]),
+        (GOOD + "x: &x [*x]\n", [("", 9, 4)]),
+        ("", [("", None, None)]),
+    ],
+)  # fmt: skip
+def test_every_problem_says_line_and_column(
+    text: str, places: list[tuple[str, int | None, int | None]]
+) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load_policy(text.encode(), environ=None)
+
+    assert [(at.path, at.line, at.column) for at in caught.value.places] == places
+    assert all(at.message and "(line" not in at.message for at in caught.value.places)

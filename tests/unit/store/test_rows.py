@@ -296,3 +296,43 @@ async def test_audit_events_come_newest_first_in_pages(store: Store) -> None:
     assert [event.subject for event in first] == ["2", "1"]
     assert [event.detail for event in rest] == [{"n": 0}]
     assert list(whole[0].detail) == ["omitted_bytes"]
+
+
+async def test_each_change_of_policy_is_told_once_with_author_and_note(store: Store) -> None:
+    async with store.begin() as connection:
+        for version, actor, action, note in (
+            ("a", "file:me", policies.FROM_FILE, ""),
+            ("a", "file:me", policies.FROM_FILE, ""),  # a restart
+            ("b", "admin:ada", policies.PUBLISHED, "cheaper"),
+            ("b", "file:me", policies.FROM_FILE, ""),  # the file that ada's page wrote
+            ("a", "admin:ada", policies.ROLLED_BACK, "not cheaper"),
+        ):
+            await policies.activate_policy(
+                connection, version=version, text=version, source="f", now=1.0, actor=actor,
+                action=action, note=note,
+            )  # fmt: skip
+        found = await policies.list_policy_changes(connection)
+
+    assert [(each.actor, each.action, each.before, each.version, each.note) for each in found] == [
+        ("admin:ada", "policy.rollback", "b", "a", "not cheaper"),
+        ("admin:ada", "policy.publish", "a", "b", "cheaper"),
+        ("file:me", "policy.file", "", "a", ""),
+    ]
+
+
+async def test_texts_of_old_policies_go_and_their_history_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "VERSIONS_KEPT", 3)
+    async with store.begin() as connection:
+        for number in range(5):
+            await policies.activate_policy(
+                connection, version=f"v{number}", text="x", source="f", now=float(number)
+            )
+        kept = await policies.list_policies(connection)
+        told = [each.version for each in await policies.list_policy_changes(connection)]
+        here = await policies.kept_versions(connection, told)
+
+    assert [row.version for row in kept] == ["v4", "v3", "v2"]
+    assert told == ["v4", "v3", "v2", "v1", "v0"]
+    assert here == {"v2", "v3", "v4"}
