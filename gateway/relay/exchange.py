@@ -34,17 +34,17 @@ from gateway.relay.echoes import Echoes
 from gateway.relay.job import RelayJob, RelayLimits
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.money import (
-    CHARACTERS_PER_TOKEN_UNKNOWN,
     billable_usage,
+    characters_per_token,
     hold_for,
     injected_max_tokens,
     rows_of,
     settlement_for,
     tier_for,
-    unseen_tokens,
 )
 from gateway.relay.moves import Answered, Blocked, Event, Sent, Skipped
-from gateway.relay.reading import PROGRESS_EVERY_S, Reading
+from gateway.relay.reading import Reading
+from gateway.relay.unseen import unseen_of
 from gateway.wire.pieces import Dialect, WireError
 from gateway.wire.translate import CannotTranslate
 from gateway.wire.usage import Usage
@@ -97,7 +97,7 @@ class Exchange:
             limits=shop.limits,
             clock=shop.clock,
             wall_clock=shop.wall_clock,
-            note_progress=self._note_progress,
+            note_progress=self.note_progress,
         )
         self._shop = shop
         self._job = job
@@ -208,7 +208,7 @@ class Exchange:
                 self._first_token_timeout_s(),
                 timeouts.idle_reasoning_s if is_reasoning else timeouts.idle_s,
                 self._hedge_after_s(),
-                self._characters_per_token(),
+                characters_per_token(job.snapshot.stats.get(self.endpoint.id)),
             )
         )
         response = await shop.transport.send(
@@ -268,6 +268,7 @@ class Exchange:
 
     def _hold_request(self, built: Built) -> HoldRequest:
         job, endpoint, outcome = self._job, self.endpoint, self.outcome
+        unseen = unseen_of(job, endpoint, self._shop.fleet)
         return HoldRequest(
             attempt_id=outcome.attempt_id,
             request_id=job.request_id,
@@ -281,10 +282,11 @@ class Exchange:
             ),
             rows=rows_of(job, endpoint),
             tier=tier_for(job, endpoint),
-            prompt_tokens_estimate=job.facts.prompt_tokens,
+            prompt_tokens_estimate=unseen.prompt_tokens,
             provider=endpoint.provider,
             is_simulated=endpoint.is_simulated,
-            unseen_tokens=unseen_tokens(job, endpoint, every_s=PROGRESS_EVERY_S),
+            unseen_tokens=unseen.tokens,
+            unseen_s=unseen.whole_s,
             lane=job.facts.lane.value,
         )
 
@@ -300,15 +302,11 @@ class Exchange:
             return None
         return self._shop.fleet.ttft_p95_s(self.endpoint.id, job.facts)
 
-    def _characters_per_token(self) -> float:
-        stats = self._job.snapshot.stats.get(self.endpoint.id)
-        return stats.characters_per_token if stats is not None else CHARACTERS_PER_TOKEN_UNKNOWN
-
-    def _note_progress(self) -> None:
+    def note_progress(self, *, is_whole: bool = False) -> None:
         """For the journal: what a settlement after a crash starts from."""
         if self._hold is not None:
             stats = self._job.snapshot.stats.get(self.endpoint.id)
-            usage, _ = billable_usage(self.outcome, stats, is_whole=False)
+            usage, _ = billable_usage(self.outcome, stats, is_whole=is_whole)
             self._shop.ledger.progress(self._hold, usage)
 
     def usage_estimate(self) -> Usage | None:
