@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.batch.creating import Planner
 from gateway.batch.storage import FileStorage
@@ -18,9 +19,13 @@ def new_id(prefix: str) -> str:
 
 @dataclass(slots=True)
 class BatchLane:
-    """`wake` tells the worker that there is something new to do."""
+    """
+    `wake` tells the worker that there is something new to do. Whoever makes a batch holds `making`
+    from its plan until its lines are written, so that two plans do not count on the same room.
+    """
 
     gateway: Gateway
     storage: FileStorage
     planner: Planner
     wake: Callable[[], None]
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -24,11 +24,19 @@ from gateway.policy.placement import (
 from gateway.policy.policy import Policy
 from gateway.prices.book import PriceBook
 from gateway.store.batch_work import OpenGroup, move_lines, unended_groups
-from gateway.store.batches import BatchRow, NewLine, line_counts, update_batch
+from gateway.store.batches import (
+    BatchRow,
+    LineCounts,
+    NewLine,
+    batches_in,
+    line_counts,
+    update_batch,
+)
 from gateway.store.engine import Store
 from gateway.wire.pieces import Surface
 
 WAITS_S_MIN = 1.0  # a start so near is now
+NO_LINES = LineCounts(by_state={})
 
 
 class NativeFacts(msgspec.Struct, frozen=True):
@@ -58,12 +66,21 @@ class LanePlanner:
     async def place_new(
         self, row: BatchRow, lines: Sequence[NewLine], caller: Caller, *, now: float
     ) -> PlannedLines:
-        """A lane for every line of a batch that is about to be made, or why there is none."""
-        offers = self._offers({each.model for each in lines}, Surface(row.surface), now)
+        """
+        A lane for every line of a batch that is about to be made, or why there is none.
+
+        It is planned together with what was promised before: room that others need is not there
+        twice, and a batch that would make theirs late is refused.
+        """
+        by_id, found, spent = await self._promised(now)
+        wanted = {row.surface: {each.model for each in lines}}
+        offers = self._all_offers(_models(by_id, found, wanted), now)
+        others = self._groups(by_id, found, spent, now)
         groups, members = _grouped(row, lines, now)
-        placement = place(groups, offers, now)
+        whole = place([*others, *groups], offers, now)  # of one deadline, who came first
+        placement = whole.of_batch(row.id)
         shown = shown_placement(placement, offers, now)
-        refusal = _refusal(row, placement, now)
+        refusal = _refusal(row, placement, _crowded_out(whole, others, offers, now), now)
         lanes = [""] * len(lines)
         waits: list[float | None] = [None] * len(lines)
         rest = {id(group): list(each) for group, each in zip(groups, members, strict=True)}
@@ -91,17 +108,11 @@ class LanePlanner:
         if not rows:
             return ()
         by_id = {row.id: row for row in rows}
-        async with self._store.read() as connection:
-            found = await unended_groups(connection, list(by_id))
-            spent = await line_counts(connection, list(by_id))
+        found, spent = await self._unended(list(by_id))
         if not found:
             return ()
-        offers = self._all_offers(by_id, found, now)
-        facts = self._facts()
-        groups = [
-            _line_group(each, by_id[each.batch_id], facts, now, spent[each.batch_id].cost_nanos)
-            for each in found
-        ]
+        offers = self._all_offers(_models(by_id, found), now)
+        groups = self._groups(by_id, found, spent, now)
         placement = place(groups, offers, now)
         # By identity: two groups may be equal in all that the planner sees.
         known = {id(group): each for group, each in zip(groups, found, strict=True)}
@@ -119,12 +130,45 @@ class LanePlanner:
             if each.state == "submitted" and (id(group) in leaving or id(group) not in staying)
         ]
 
-    def _all_offers(
-        self, by_id: Mapping[str, BatchRow], found: Iterable[OpenGroup], now: float
-    ) -> list[LaneOffer]:
-        models: dict[str, set[str]] = defaultdict(set)
-        for each in found:
-            models[by_id[each.batch_id].surface].add(each.model)
+    async def _unended(
+        self, batch_ids: Sequence[str]
+    ) -> tuple[list[OpenGroup], Mapping[str, LineCounts]]:
+        async with self._store.read() as connection:
+            found = await unended_groups(connection, batch_ids)
+            return found, await line_counts(connection, batch_ids)
+
+    async def _promised(
+        self, now: float
+    ) -> tuple[Mapping[str, BatchRow], list[OpenGroup], Mapping[str, LineCounts]]:
+        """Batches that were accepted and still have time, and any that is just being made."""
+        async with self._store.read() as connection:
+            rows = await batches_in(connection, "validating", "in_progress")
+        by_id = {row.id: row for row in rows if row.deadline_at > now}
+        if not by_id:
+            return {}, [], {}
+        return by_id, *await self._unended(list(by_id))
+
+    def _groups(
+        self,
+        by_id: Mapping[str, BatchRow],
+        found: Iterable[OpenGroup],
+        spent: Mapping[str, LineCounts],
+        now: float,
+    ) -> list[LineGroup]:
+        facts = self._facts()
+        return [
+            _line_group(
+                each,
+                by_id[each.batch_id],
+                facts,
+                now,
+                spent.get(each.batch_id, NO_LINES).cost_nanos,
+            )
+            for each in found
+        ]
+
+    def _all_offers(self, models: Mapping[str, Collection[str]], now: float) -> list[LaneOffer]:
+        """`models`: by surface."""
         offers: dict[tuple[str, str], LaneOffer] = {}
         for surface, names in models.items():
             for offer in self._offers(names, Surface(surface), now):
@@ -171,20 +215,36 @@ class LanePlanner:
         now: float,
     ) -> None:
         for batch_id in rows:
-            mine = msgspec.structs.replace(
-                placement,
-                allocations=tuple(
-                    each for each in placement.allocations if each.group.batch_id == batch_id
-                ),
-                late=tuple(each for each in placement.late if each.batch_id == batch_id),
-                over=tuple(each for each in placement.over if each.batch_id == batch_id),
-            )
-            told = shown_placement(mine, offers, now)
-            if len(rows) > 1:  # the planner adds the list price up over all of them
-                del told["list_price_usd"], told["saving"]
+            told = shown_placement(placement.of_batch(batch_id), offers, now)
             text = msgspec.json.encode(told).decode()
             async with self._store.begin() as connection:
                 await update_batch(connection, batch_id, plan=text, planned_at=now)
+
+
+def _models(
+    by_id: Mapping[str, BatchRow],
+    found: Iterable[OpenGroup],
+    more: Mapping[str, Collection[str]] | None = None,
+) -> dict[str, set[str]]:
+    """Models in use, by surface."""
+    models: dict[str, set[str]] = defaultdict(set)
+    for surface, names in (more or {}).items():
+        models[surface].update(names)
+    for each in found:
+        models[by_id[each.batch_id].surface].add(each.model)
+    return models
+
+
+def _crowded_out(
+    whole: Placement, others: Sequence[LineGroup], offers: Sequence[LaneOffer], now: float
+) -> int:
+    """How many lines that were promised before would be late only because of the new batch."""
+    known = {each.batch_id for each in others}
+    with_it = sum(each.count for each in whole.late if each.batch_id in known)
+    if not with_it:
+        return 0
+    without = sum(each.count for each in place(others, offers, now).late)
+    return max(0, with_it - without)
 
 
 def _grouped(
@@ -237,7 +297,7 @@ def _wait_until(allocation: Allocation, now: float) -> float | None:
     return allocation.not_before_s if allocation.not_before_s > now + WAITS_S_MIN else None
 
 
-def _refusal(row: BatchRow, placement: Placement, now: float) -> str:
+def _refusal(row: BatchRow, placement: Placement, num_crowded: int, now: float) -> str:
     """Why a batch cannot be had as asked, with how much is missing; "" = it can."""
     reasons = []
     for late in placement.late:
@@ -256,6 +316,11 @@ def _refusal(row: BatchRow, placement: Placement, now: float) -> str:
         reasons.append(
             f"the cheapest plan that keeps the deadline costs about ${dollars(needed)}, "
             f"${dollars(over.over_nanos)} more than max_cost ${dollars(row.max_cost_nanos)}"
+        )
+    if num_crowded:
+        reasons.append(
+            f"{num_crowded} lines of batches that were accepted before would be late; ask for a "
+            "later deadline, or send it once they have ended"
         )
     if not reasons:
         return ""

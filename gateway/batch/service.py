@@ -36,14 +36,20 @@ ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
 async def create(
-    lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
+    lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str, actor: str = ""
 ) -> BatchRow:
-    """A batch over all lines of `file`, planned. Raises ApiError; then there is no batch."""
-    row, lines, planned = await planned_batch(lane, caller, wish, file, dialect=dialect)
-    if not planned.is_feasible:
-        raise Infeasible(planned.refusal, detail=planned.shown)
-    made = await put_down(lane.gateway.store, row, lines, planned)
-    await _note(lane, made, "batch.create")
+    """
+    A batch over all lines of `file`, planned. Raises ApiError; then there is no batch.
+
+    `actor`: who the audit log names; "" = the holder of the key.
+    """
+    row, lines = await _prepared(lane, caller, wish, file, dialect=dialect)
+    async with lane.making:
+        planned = await lane.planner.place_new(row, lines, caller, now=lane.gateway.wall_clock())
+        if not planned.is_feasible:
+            raise Infeasible(planned.refusal, detail=planned.shown)
+        made = await put_down(lane.gateway.store, row, lines, planned)
+    await _note(lane, made, "batch.create", actor)
     lane.wake()
     return made
 
@@ -52,6 +58,13 @@ async def planned_batch(
     lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
 ) -> tuple[BatchRow, list[NewLine], PlannedLines]:
     """What a batch over `file` would be; nothing is written and nothing spent."""
+    row, lines = await _prepared(lane, caller, wish, file, dialect=dialect)
+    return row, lines, await lane.planner.place_new(row, lines, caller, now=row.created_at)
+
+
+async def _prepared(
+    lane: BatchLane, caller: Caller, wish: Wish, file: FileRow, *, dialect: str
+) -> tuple[BatchRow, list[NewLine]]:
     gateway = lane.gateway
     if gateway.is_draining:
         raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
@@ -85,7 +98,7 @@ async def planned_batch(
         created_at=now,
         num_lines=len(lines),
     )
-    return row, lines, await lane.planner.place_new(row, lines, caller, now=now)
+    return row, lines
 
 
 async def surface_of(lane: BatchLane, file: FileRow) -> Surface | None:
@@ -128,10 +141,16 @@ async def cancel(
     One that is being cancelled stays so; one that has ended is a Conflict.
     """
     row, _ = await find(lane, caller, batch_id, dialect=dialect)
+    await stop(lane, row)
+    return await find(lane, caller, batch_id, dialect=dialect)
+
+
+async def stop(lane: BatchLane, row: BatchRow, *, actor: str = "") -> None:
+    """`cancel` for whoever has found the batch already."""
     if row.is_ended:
-        raise Conflict(f"{batch_id} has ended ({row.state}) and cannot be cancelled")
+        raise Conflict(f"{row.id} has ended ({row.state}) and cannot be cancelled")
     if row.state == "validating":
-        raise Conflict(f"{batch_id} is being made; cancel it once it is in_progress")
+        raise Conflict(f"{row.id} is being made; cancel it once it is in_progress")
     async with lane.gateway.store.begin() as connection:
         is_first = await move_batch(
             connection,
@@ -141,16 +160,15 @@ async def cancel(
             values={"cancelling_at": lane.gateway.wall_clock()},
         )
     if is_first:
-        await _note(lane, row, "batch.cancel")
+        await _note(lane, row, "batch.cancel", actor)
         lane.wake()
-    return await find(lane, caller, batch_id, dialect=dialect)
 
 
-async def _note(lane: BatchLane, row: BatchRow, action: str) -> None:
+async def _note(lane: BatchLane, row: BatchRow, action: str, actor: str) -> None:
     event = AuditEvent(
         tenant_id=row.tenant_id,
         at=lane.gateway.wall_clock(),
-        actor=f"key {row.key_id}",
+        actor=actor or f"key {row.key_id}",
         action=action,
         subject=row.id,
         detail={"lines": row.num_lines, "input_file": row.input_file_id},

@@ -301,11 +301,13 @@ class _Planning:
             if (excess := cost_of.get(batch_id, 0) + spent - (most or 0)) > 0
         ]
         late = [*self._late, *self._promised_late()]
+        list_costs: dict[str, int] = {}
+        for group in groups:
+            nanos = list_nanos(group, self.lanes.get(group.model, ()), self._now_s)
+            list_costs[group.batch_id] = list_costs.get(group.batch_id, 0) + nanos
         return Placement(
             allocations=tuple(self._allocations),
-            list_cost_nanos=sum(
-                list_nanos(group, self.lanes.get(group.model, ()), self._now_s) for group in groups
-            ),
+            list_costs=list_costs,
             cost_nanos=sum(cost_of.values()),
             finish_s=max((each.finish_s for each in self._allocations), default=self._now_s),
             late=tuple(late),

@@ -132,12 +132,32 @@ class Over(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where every line goes. `list_cost_nanos`: all of them at once, at the cheapest list price."""
+    """
+    Where every line goes. `list_costs`: nano-dollars by batch, were all of it sent at once to the
+    cheapest at list price.
+    """
 
     allocations: tuple[Allocation, ...]
-    list_cost_nanos: int
+    list_costs: dict[str, int]
     cost_nanos: int
     finish_s: float
     late: tuple[Late, ...] = ()
     over: tuple[Over, ...] = ()
     escalated: tuple[LineGroup, ...] = ()  # to be taken out of their native lane and sent at once
+
+    @property
+    def list_cost_nanos(self) -> int:
+        return sum(self.list_costs.values())
+
+    def of_batch(self, batch_id: str) -> Placement:
+        """What concerns one batch."""
+        mine = tuple(each for each in self.allocations if each.group.batch_id == batch_id)
+        return Placement(
+            allocations=mine,
+            list_costs={batch_id: self.list_costs.get(batch_id, 0)},
+            cost_nanos=sum(each.cost_nanos for each in mine),
+            finish_s=max((each.finish_s for each in mine), default=self.finish_s),
+            late=tuple(each for each in self.late if each.batch_id == batch_id),
+            over=tuple(each for each in self.over if each.batch_id == batch_id),
+            escalated=tuple(each for each in self.escalated if each.batch_id == batch_id),
+        )

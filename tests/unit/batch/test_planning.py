@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batch.creating import PlannedLines
+from gateway.batch.creating import PlannedLines, put_down
 from gateway.batch.offers import (
     FILL_SHARE,
     Turnaround,
@@ -29,6 +30,7 @@ from gateway.prices.rows import BATCH, complete_row
 from gateway.store.batches import BatchRow, NewLine
 from gateway.store.engine import Store
 from gateway.wire.pieces import Surface
+from tests.support.databases import sqlite_store
 from tests.support.deciding import policy_of
 from tests.support.fleet_world import Clock, FixedRng, fail
 
@@ -69,15 +71,38 @@ def line(number: int, prompt: int = 100, output: int = 100, model: str = "m") ->
     )  # fmt: skip
 
 
+class Alone(LanePlanner):
+    """Where there is no other batch: the tests of one need no database."""
+
+    async def _promised(self, now: float) -> Any:
+        return {}, [], {}
+
+
 async def placed(
     policy: Policy, lines: list[NewLine], *, facts: NativeFacts | None = None, **fields: Any
 ) -> PlannedLines:
     clock = Clock()
-    store: Store = None  # type: ignore[assignment]  # a new batch is planned without one
+    store: Store = None  # type: ignore[assignment]  # nothing is read of it
     told = facts or NativeFacts()
-    planner = LanePlanner(lambda: policy, fleet_of(policy, clock), store, lambda: told)
+    planner = Alone(lambda: policy, fleet_of(policy, clock), store, lambda: told)
     now = clock.wall()
     return await planner.place_new(batch(now, **fields), lines, CALLER, now=now)
+
+
+async def placed_beside(
+    store: Store, policy: Policy, lines: list[NewLine], **fields: Any
+) -> PlannedLines:
+    clock = Clock()
+    planner = LanePlanner(lambda: policy, fleet_of(policy, clock), store)
+    now = clock.wall()
+    return await planner.place_new(batch(now, **fields), lines, CALLER, now=now)
+
+
+async def accepted(
+    store: Store, planned: PlannedLines, lines: list[NewLine], row: BatchRow
+) -> None:
+    assert planned.is_feasible, planned.refusal
+    await put_down(store, row, lines, planned)
 
 
 def offers_of(policy: Policy, fleet: Fleet, now: float, **more: Any) -> dict[str, LaneOffer]:
@@ -148,6 +173,40 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_by_how_many_seconds() -
     assert "lines of 'm' cannot be answered within 10m at any price: about" in planned.refusal
     assert "s more are needed (completion_window" in planned.refusal
     assert planned.refusal.startswith("the batch was not made, and nothing was charged: ")
+
+
+async def test_room_that_another_batch_needs_is_not_there_twice(tmp_path: Path) -> None:
+    # Alone each takes 44 minutes; together they do not fit into an hour.
+    policy = policy_of(f"a, {CHEAP}")
+    lines = [line(1 + at, output=400) for at in range(4_000)]
+    hour = {"completion_window": "1h", "deadline_at": Clock().wall() + 3_600.0}
+    async with sqlite_store(tmp_path) as store:
+        first = await placed_beside(store, policy, lines, **hour)
+        await accepted(store, first, lines, batch(Clock().wall(), id="first", **hour))
+        second = await placed_beside(store, policy, lines, **hour)
+        small = await placed_beside(store, policy, lines[:100], **hour)
+        later = await placed_beside(store, policy, lines)
+    assert not second.is_feasible
+    assert "cannot be answered within 1h at any price: about" in second.refusal
+    assert small.is_feasible
+    assert small.shown["list_price_usd"] == "0.09"  # of its own 100 lines alone
+    assert sum(each["lines"] for each in small.shown["lanes"]) == 100
+    assert later.is_feasible
+    assert later.shown["finish_at"] > first.shown["finish_at"]
+
+
+async def test_a_batch_that_would_make_earlier_ones_late_is_refused(tmp_path: Path) -> None:
+    policy = policy_of(f"a, {CHEAP}")
+    lines = [line(1 + at, output=400) for at in range(4_000)]
+    hour = {"completion_window": "1h", "deadline_at": Clock().wall() + 3_600.0}
+    sooner = {"completion_window": "55m", "deadline_at": Clock().wall() + 3_300.0}
+    async with sqlite_store(tmp_path) as store:
+        first = await placed_beside(store, policy, lines, **hour)
+        await accepted(store, first, lines, batch(Clock().wall(), id="first", **hour))
+        second = await placed_beside(store, policy, lines, **sooner)
+    assert not second.is_feasible
+    assert "lines of batches that were accepted before would be late" in second.refusal
+    assert "first" not in second.refusal  # another tenant's, for all that it says
 
 
 async def test_a_budget_that_is_too_small_is_refused_by_how_many_dollars() -> None:
