@@ -138,6 +138,8 @@ class EngineConfig:
     suffix_tokens_max: int = 100_000  # of earlier answers that are remembered: 50 MB or so
     draft_path: str = ""  # the draft head or draft model, for methods that have one
     is_draft_forced: bool = False  # use it even if it was made for another target
+    method_why: str = ""  # for people: why this `proposer` …
+    drafts_why: str = ""  # … and this `num_drafts_max`
     shapes: ShapeSet = field(default_factory=ShapeSet)
     kernels: KernelChoice = field(default_factory=KernelChoice)
 

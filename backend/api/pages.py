@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -91,6 +92,7 @@ async def show_load(server: Server, exchange: Exchange) -> None:
     figures["speculation"]["acceptance_checks"] = [
         dataclasses.asdict(each) for each in service.acceptance_checks
     ]
+    figures["speculation"]["decisions"] = [dataclasses.asdict(each) for each in service.decisions]
     await send_json(
         exchange,
         {
@@ -112,10 +114,11 @@ def _speculation_json(load: SpeculationLoad) -> dict[str, Any]:
     return {
         "method": load.method,
         "num_drafts_max": load.num_drafts_max,
-        "step_s": {
-            str(batch): {str(num_drafts): seconds for num_drafts, seconds in sorted(row.items())}
-            for batch, row in sorted(load.step_s.items())
-        },
+        "num_drafts_now": load.num_drafts_now,
+        "why_now": load.why_now,
+        "num_steps_by_why": load.num_steps_by_why,
+        "step_s": _by_batch(load.step_s),
+        "num_steps": _by_batch(load.num_steps),
         "figures": [
             {
                 **dataclasses.asdict(each),
@@ -127,6 +130,13 @@ def _speculation_json(load: SpeculationLoad) -> dict[str, Any]:
             }
             for each in load.figures
         ],
+    }
+
+
+def _by_batch(table: Mapping[int, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {
+        str(batch): {str(num_drafts): value for num_drafts, value in sorted(row.items())}
+        for batch, row in sorted(table.items())
     }
 
 

@@ -234,13 +234,18 @@ def with_bundled_head(options: dict[str, object], target: Path) -> dict[str, obj
 
     method = str(options["speculation"])
     wanted = AUTO if method == AUTO else head_method(method)
+    if method != AUTO:
+        options = {**options, "method_why": "asked for with --speculation"}
     if options["draft"] or wanted is None:
         if wanted == AUTO:
             raise SetupError("--draft needs a method beside it; say which: --speculation METHOD")
         return options
     head = choose(wanted, target)
     if head is None:
-        return {**options, "speculation": "none"}
+        why = "auto: no draft head that comes with this package was trained for this model"
+        return {**options, "speculation": "none", "method_why": why}
+    if wanted == AUTO:
+        options = {**options, "method_why": f"auto: {head.why}; what repeats is looked up first"}
     chosen = head.method + SUFFIX if wanted == AUTO else method
     return {**options, "speculation": chosen, "draft": str(head.directory)}
 
@@ -289,6 +294,7 @@ def engine_config(
     draft: str = "",
     force_draft: bool = False,
     kernels: str = "auto",
+    method_why: str = "",
 ) -> EngineConfig:
     """The options as the engine takes them, `auto` decided. Raises SetupError."""
     from backend.speculate.registry import NUM_DRAFTS, NUM_DRAFTS_OTHERS, check_method
@@ -316,10 +322,16 @@ def engine_config(
         num_drafts_max=num_drafts,
         draft_path=draft,
         is_draft_forced=force_draft,
+        method_why=method_why,
+        drafts_why=why_drafts(speculation, drafts) if num_drafts else "",
         # Rows of drafts leave those of prompts as many as there were.
         rows_max=_DEFAULTS.rows_max + sequences * num_drafts,
         kernels=KernelChoice(kernels),
     )
+
+
+def why_drafts(method: str, asked: int) -> str:
+    return "asked for with --drafts" if asked else f"the default for {method}"
 
 
 def device_for(device: str) -> str:

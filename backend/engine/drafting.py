@@ -97,6 +97,11 @@ class Drafting:
             return self.num_drafts
         return min(max(0, wish.num_drafts), self.num_drafts)
 
+    @property
+    def limit_now(self) -> int:
+        """Drafts that the most generous request of the filled step allows."""
+        return max(self._limits, default=0)
+
     def release(self, slot: int) -> None:
         """The slot's sequence has left; what the step before computed for it is of no use."""
         self._proposer.release(slot)
@@ -136,7 +141,7 @@ class Drafting:
 
         [S, N], or fewer columns where nobody has so many; None: the step is a plain one.
         """
-        num_drafts = min(batch.num_drafts, max(self._limits, default=0))
+        num_drafts = min(batch.num_drafts, self.limit_now)
         if not self.is_active or not (self.features or num_drafts):
             return None
         made: list[Proposal | None] = []

@@ -16,6 +16,7 @@ from dataclasses import replace
 from backend.config import EngineConfig
 from backend.engine.batch import Batch
 from backend.engine.block_manager import BlockManager
+from backend.engine.draft_why import DraftTally
 from backend.engine.drawn import Drawn, DrawnTokens, fetch
 from backend.engine.interface import (
     EngineLoad,
@@ -85,6 +86,8 @@ class Engine:
         )
         self._costs = StepCosts(clock)
         self._rounds = RoundMeter(self._runner.drafting.method)
+        self._tally = DraftTally(self._runner.drafting.num_drafts)
+        self._has_draft_failed = False  # in the present step
         self._sequences: dict[str, Sequence] = {}
         self._events: list[TokenEvent] = []
         self._num_added = 0
@@ -159,6 +162,10 @@ class Engine:
                 self._runner.drafting.num_drafts,
                 self._rounds.step_s,
                 self._rounds.figures(),
+                num_steps=self._rounds.num_steps,
+                num_drafts_now=self._tally.num_drafts,
+                why_now=self._tally.why.value,
+                num_steps_by_why=self._tally.num_steps,
             ),
         )
 
@@ -199,10 +206,12 @@ class Engine:
 
     def _propose(self, step: Step, batch: Batch) -> Proposal | None:
         """A draft method that fails costs its drafts, nothing else."""
+        self._has_draft_failed = False
         try:
             return self._runner.propose(step, batch)
         except Exception:
             log.exception("the draft method failed; this step goes on without drafts")
+            self._has_draft_failed = True
             return None
 
     def _commit(self, step: Step, batch: Batch, drawn: Drawn, started_s: float) -> None:
@@ -248,8 +257,15 @@ class Engine:
             if drafting.wants_drafts(sequence)
         ]
         self._rounds.observe(steps)
+        num_drafts = drawn.decodes.tokens.shape[1] - 1
+        self._tally.note(
+            step,
+            num_drafts,
+            limit=drafting.limit_now,
+            is_wanted=bool(steps),
+            has_failed=self._has_draft_failed,
+        )
         if not step.chunks:
-            num_drafts = drawn.decodes.tokens.shape[1] - 1
             self._rounds.time(seconds, batch.num_sequences, num_drafts, steps)
 
     def _advance(self, sequence: Sequence, tokens: DrawnTokens) -> None:

@@ -130,6 +130,11 @@ class SpeculationLoad:
     # Batch → drafts a sequence, 0: a plain step → median seconds of a step that only decodes.
     step_s: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     figures: tuple[RoundFigures, ...] = ()
+    # As `step_s`: how many such steps were timed since the start.
+    num_steps: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    num_drafts_now: int = 0  # a sequence, in the last step that decoded
+    why_now: str = "no_method"  # `DraftWhy`
+    num_steps_by_why: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

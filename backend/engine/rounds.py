@@ -75,6 +75,7 @@ class RoundMeter:
         self.method = method
         # Batch as it was padded → drafts a sequence, 0: a plain step → median seconds of a step.
         self.step_s: Mapping[int, Mapping[int, float]] = {}
+        self.num_steps: Mapping[int, Mapping[int, int]] = {}  # likewise: how many were timed
         self._samples: dict[tuple[int, int], deque[float]] = {}
         self._sums: dict[str, _Sums] = {}
 
@@ -132,3 +133,6 @@ class RoundMeter:
         row = {**self.step_s.get(batch, {}), num_drafts: median(samples)}
         # New tables each time: the old ones may be in a reader's hands.
         self.step_s = {**self.step_s, batch: row}
+        counts = self.num_steps.get(batch, {})
+        counts = {**counts, num_drafts: counts.get(num_drafts, 0) + 1}
+        self.num_steps = {**self.num_steps, batch: counts}

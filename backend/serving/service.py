@@ -14,6 +14,7 @@ from backend.engine.interface import EngineLoad, EngineRequest, SpeculationWish
 from backend.errors import RequestFailed, RequestTimedOut, SetupError, Unavailable
 from backend.sampling.params import SamplingParams
 from backend.serving.acceptance_alarm import AcceptanceAlarm, AcceptanceCheck
+from backend.serving.decisions import Decision, DecisionLog
 from backend.serving.engine_thread import EngineApi, EngineThread
 from backend.serving.job import Job, TimeLimits
 from backend.serving.metrics import Metrics
@@ -74,16 +75,19 @@ class Service:
         self._is_warm = False
         self._is_draining = False
         self._alarm = AcceptanceAlarm(None)
+        self._log = DecisionLog()
         # The warm-up's metrics are thrown away.
         self._thread = EngineThread(self._make_engine, Metrics(), self._watch)
 
     def _make_engine(self) -> EngineApi:
         self._loaded = self._load_model()
         self._alarm = AcceptanceAlarm(self._loaded.head)
+        self._log.begin(self._loaded.config, self._loaded.engine.load().speculation)
         return self._loaded.engine
 
     def _watch(self, load: EngineLoad) -> None:
         self._alarm.observe(load.speculation)
+        self._log.watch(load.speculation, self._alarm.checks)
 
     @property
     def status(self) -> Status:
@@ -111,6 +115,11 @@ class Service:
     def acceptance_checks(self) -> tuple[AcceptanceCheck, ...]:
         """Of the draft head, one for each kind of work that its file tells a rate of."""
         return self._alarm.checks
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was decided about drafting, the oldest first; the last few are kept."""
+        return self._log.entries
 
     @property
     def loaded(self) -> Loaded:

@@ -22,6 +22,13 @@ class BundledHead:
     method: str
     directory: Path
 
+    @property
+    def why(self) -> str:
+        return (
+            f"of the draft heads that come with this package {self.method} is the fastest that was "
+            "trained for this model"
+        )
+
 
 def bundled_heads(target: Path, folder: Path = FOLDER) -> tuple[BundledHead, ...]:
     """Those that were trained for the model at `target`, the preferred one first.

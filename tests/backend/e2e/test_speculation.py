@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,30 @@ def test_the_load_says_what_drafts_were_worth(backend: RunningBackend) -> None:
     assert found["num_at_risk"] == found["num_accepted"]
     assert 0 < found["round_cost"] < 50
     assert found["speed_up"] > 0
+    timed = told["num_steps"]
+    assert {batch: row.keys() for batch, row in timed.items()} == {
+        batch: row.keys() for batch, row in told["step_s"].items()
+    }
+    assert all(num > 0 for row in timed.values() for num in row.values())
+
+
+def test_the_load_says_why_so_many_are_drafted_and_what_was_decided(
+    backend: RunningBackend,
+) -> None:
+    before = backend.get("/v1/load")["speculation"]["num_steps_by_why"]
+    complete(backend, max_tokens=41)  # one from the prompt, one before x is known, then 4 + 1 each
+    complete(backend, speculation={"off": True})
+    told = backend.get("/v1/load")["speculation"]
+
+    assert told["num_steps_by_why"]["full"] - before.get("full", 0) == 7
+    assert told["num_steps_by_why"]["unwanted"] - before.get("unwanted", 0) == 39
+    assert (told["num_drafts_now"], told["why_now"]) == (0, "unwanted")
+    method, drafts, plain = told["decisions"]
+    assert (method["what"], method["method"]) == ("method", "ngram")
+    assert method["why"] == "asked for with --speculation"
+    assert (drafts["num_drafts"], drafts["why"]) == (NUM_DRAFTS, "asked for with --drafts")
+    assert plain["what"] == "plain_steps"
+    assert abs(plain["at_unix_s"] - time.time()) < 600
 
 
 def test_metrics_have_the_same_figures_by_method_model_and_workload(
