@@ -13,16 +13,15 @@ from gateway.app.policy_source import read_policy_file
 from gateway.core import Endpoint
 from gateway.errors import NotFound
 from gateway.policy.load import Policy, load_policy
-from gateway.providers.adapter import Call, upstream_surface
+from gateway.providers.adapter import Call
 from gateway.providers.httpx_transport import HttpxTransport
 from gateway.providers.registry import ADAPTERS
+from gateway.providers.smallest import smallest_request
 from gateway.providers.transport import Transport, TransportError
 from gateway.settings import Settings
-from gateway.wire.pieces import Surface
 from gateway.wire.requests import parse_request
 from gateway.wire.translate import CannotTranslate
 
-PROBE_TOKENS_MAX = 8
 PROBE_TIMEOUT_S = 30.0
 ANSWER_BYTES_MAX = 1024 * 1024
 PROBES_AT_ONCE = 8
@@ -122,7 +121,7 @@ async def _ask(
     policy: Policy, endpoint: Endpoint, secret: str | None, transport: Transport
 ) -> tuple[int, tuple[str, str] | None]:
     """Status, and (failure class, message) where it is an error."""
-    surface, body = _smallest(endpoint)
+    surface, body = smallest_request(endpoint)
     adapter = ADAPTERS[endpoint.api]
     built = adapter.build(
         Call(endpoint=endpoint, parsed=parse_request(surface, body), secret=secret)
@@ -143,17 +142,3 @@ async def _ask(
         response.status, response.headers, bytes(answer), now_unix_s=time.time()
     )
     return response.status, (fault.failure.value, fault.error.message)
-
-
-def _smallest(endpoint: Endpoint) -> tuple[Surface, bytes]:
-    """The cheapest request of a surface that the endpoint serves."""
-    try:
-        upstream_surface(endpoint, Surface.CHAT)
-    except CannotTranslate:
-        return Surface.EMBEDDINGS, msgspec.json.encode({"model": endpoint.id, "input": "ping"})
-    body: dict[str, object] = {
-        "model": endpoint.id,
-        "max_tokens": PROBE_TOKENS_MAX,
-        "messages": [{"role": "user", "content": "ping"}],
-    }
-    return Surface.CHAT, msgspec.json.encode(body)

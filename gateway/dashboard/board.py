@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.core import Endpoint, FleetSnapshot, PriceRow, dollars_per_million
+from gateway.dashboard.holding import Standing, standing_of
 from gateway.dashboard.winners import Win, wins_of
 from gateway.measure.recorder import RECENT_ROWS_MAX
 from gateway.pipeline import Gateway
@@ -53,6 +54,7 @@ class EndpointNow(msgspec.Struct, frozen=True, kw_only=True):
     is_own: bool  # a machine of one's own
     breaker: str  # "closed" | "half_open" | "open"
     reopens_in_s: float
+    standing: Standing
     tokens_per_s: Estimate | None
     ttft_p50_s: Estimate | None
     ttft_p95_s: Estimate | None
@@ -138,6 +140,7 @@ def endpoint_now(
         is_own=endpoint.usd_per_hour_nanos is not None,
         breaker=measured["breaker"],
         reopens_in_s=measured["reopens_in_s"],
+        standing=standing_of(gateway, endpoint.id, measured),
         tokens_per_s=estimate_of(measured["decode_tokens_per_s"]),
         ttft_p50_s=estimate_of(measured["ttft_visible_p50_s"]),
         ttft_p95_s=estimate_of(measured["ttft_visible_p95_s"]),

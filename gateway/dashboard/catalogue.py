@@ -1,19 +1,16 @@
-"""The page Models & endpoints: what each endpoint is, costs by its list, and really did."""
+"""What the page Models & endpoints shows: what each is, costs by its list, and really did."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from litestar import Response, get
-from litestar.types import ControllerRouterHandler
 
 from gateway.core import Endpoint, PriceRow, dollars_per_million
 from gateway.dashboard.board import Estimate, estimate_of
-from gateway.dashboard.look import look_of, page
-from gateway.dashboard.page import AnyRequest, Desk, Page
-from gateway.dashboard.roles import VIEWER
+from gateway.dashboard.holding import Standing, standing_of
+from gateway.dashboard.page import Desk
+from gateway.dashboard.probing import Prober, ProbeResult
 from gateway.pipeline import Gateway
 from gateway.prices.rows import bucket_picos
 
@@ -53,8 +50,13 @@ class ListedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool
     is_own: bool
     breaker: str
+    standing: Standing
+    is_probing: bool
+    last_probe: ProbeResult | None  # of this process
     prices: list[ListedPrice]
     tokens_per_s: Estimate | None
+    listed_tokens_per_s: float | None  # as the policy states it: `listed_tok_s`
+    speed_of_listed: Estimate | None  # measured over listed
     ttft_p50_s: Estimate | None
     success: Estimate | None
     num_samples: int
@@ -75,9 +77,10 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ListedModel]
 
 
-def catalogue_of(gateway: Gateway) -> Catalogue:
+def catalogue_of(desk: Desk) -> Catalogue:
+    gateway, prober = desk.gateway, desk.only(Prober)
     policy = gateway.policy()
-    listed = {each.id: listed_endpoint(gateway, each) for each in policy.endpoints.values()}
+    listed = {each.id: listed_endpoint(gateway, each, prober) for each in policy.endpoints.values()}
     return Catalogue(
         policy_version=policy.version,
         models=[
@@ -87,8 +90,9 @@ def catalogue_of(gateway: Gateway) -> Catalogue:
     )
 
 
-def listed_endpoint(gateway: Gateway, endpoint: Endpoint) -> ListedEndpoint:
+def listed_endpoint(gateway: Gateway, endpoint: Endpoint, prober: Prober) -> ListedEndpoint:
     measured: dict[str, Any] = gateway.fleet.metrics(endpoint.id)
+    tokens_per_s = estimate_of(measured["decode_tokens_per_s"])
     rows = gateway.fleet.snapshot().prices.get(endpoint.id, ())
     return ListedEndpoint(
         id=endpoint.id,
@@ -110,8 +114,13 @@ def listed_endpoint(gateway: Gateway, endpoint: Endpoint) -> ListedEndpoint:
         is_simulated=endpoint.is_simulated,
         is_own=endpoint.usd_per_hour_nanos is not None,
         breaker=measured["breaker"],
+        standing=standing_of(gateway, endpoint.id, measured),
+        is_probing=endpoint.id in prober.running,
+        last_probe=prober.last.get(endpoint.id),
         prices=[listed_price(row) for row in rows if row.is_priced],
-        tokens_per_s=estimate_of(measured["decode_tokens_per_s"]),
+        tokens_per_s=tokens_per_s,
+        listed_tokens_per_s=endpoint.listed_tok_s,
+        speed_of_listed=over(tokens_per_s, endpoint.listed_tok_s),
         ttft_p50_s=estimate_of(measured["ttft_visible_p50_s"]),
         success=estimate_of(measured["success"]),
         num_samples=measured["n"],
@@ -132,22 +141,13 @@ def listed_price(row: PriceRow) -> ListedPrice:
     )
 
 
-def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    @get("/endpoints", opt=VIEWER)
-    async def endpoints_page(request: AnyRequest) -> Response[bytes]:
-        look = look_of(request, desk)
-        return page("endpoints.html", look, catalogue=catalogue_of(desk.gateway))
-
-    return [endpoints_page]
-
-
-def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    @get("/endpoints", opt=VIEWER, tags=["endpoints"])
-    async def read_endpoints() -> Catalogue:
-        """Models, their endpoints, prices in force with their source, and what was measured."""
-        return catalogue_of(desk.gateway)
-
-    return [read_endpoints]
-
-
-PAGE = Page("/endpoints", "nav.endpoints", "viewer", routes, api_routes)
+def over(measured: Estimate | None, listed: float | None) -> Estimate | None:
+    """An estimate as a share of what is listed; its interval and samples are the estimate's."""
+    if measured is None or listed is None:
+        return None
+    return Estimate(
+        value=measured.value / listed,
+        low=None if measured.low is None else measured.low / listed,
+        high=None if measured.high is None else measured.high / listed,
+        n=measured.n,
+    )

@@ -86,7 +86,7 @@ def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
         watchers.enter()
         stream = board_events(desk.gateway, maker, spend, look_of(request, desk))
         return Stream(
-            _counted(stream, watchers), media_type="text/event-stream", headers=STREAM_HEADERS
+            counted(stream, watchers), media_type="text/event-stream", headers=STREAM_HEADERS
         )
 
     return [now_page, events]
@@ -163,7 +163,7 @@ def parts_of(board: Board, today: SpendAnswer | None, look: Look) -> dict[str, s
     return parts
 
 
-async def _counted(events: AsyncIterator[bytes], watchers: Watchers) -> AsyncIterator[bytes]:
+async def counted(events: AsyncIterator[bytes], watchers: Watchers) -> AsyncIterator[bytes]:
     try:
         async for event in events:
             yield event

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from litestar import Request
 from litestar.types import ControllerRouterHandler
 
+from gateway.batch.lane import BatchLane
 from gateway.dashboard.passwords import PasswordChecker
 from gateway.dashboard.sessions import Session, Sessions
 from gateway.dashboard.throttle import LoginThrottle
 from gateway.pipeline import Gateway
 
 AnyRequest = Request[Any, Any, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,15 @@ class Desk:
     sessions: Sessions
     passwords: PasswordChecker
     throttle: LoginThrottle
+    batch: BatchLane | None = None  # None: a gateway without the batch lane, as some tests run
+    made: dict[Any, Any] = field(default_factory=dict, compare=False)
+
+    def only(self, kind: Callable[[Desk], T]) -> T:
+        """The one object of this kind that pages and API share; made when first asked for."""
+        if kind not in self.made:
+            self.made[kind] = kind(self)
+        found: T = self.made[kind]
+        return found
 
 
 Routes = Callable[[Desk], Sequence[ControllerRouterHandler]]

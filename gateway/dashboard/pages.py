@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway.dashboard import catalogue, keys_page, now, requests, settings_page, spend
+from gateway.dashboard import endpoints_page, keys_page, now, requests, settings_page, spend
 from gateway.dashboard.page import Page
 
 PAGES: tuple[Page, ...] = (
     now.PAGE,
     requests.PAGE,
-    catalogue.PAGE,
+    endpoints_page.PAGE,
     keys_page.PAGE,
     spend.PAGE,
     settings_page.PAGE,

@@ -19,6 +19,7 @@ from gateway.dashboard.app import dashboard_routes
 from gateway.pipeline import Gateway
 from tests.support.edge_world import Edge, edge
 from tests.support.relaying import COMPLETION, answers
+from tests.support.scripted_server import Script
 
 ORIGIN = "http://localhost"
 PASSWORD = "correct horse battery"
@@ -115,16 +116,22 @@ async def dashboard(
     *,
     roles: Sequence[str] = ("owner", "operator", "viewer"),
     is_cheap: bool = True,
+    scripts: Sequence[Script] = (),
 ) -> AsyncIterator[DashboardWorld]:
-    """A running gateway with its dashboard, and an admin of each role, named after it."""
+    """A running gateway with its dashboard, and an admin of each role, named after it.
+
+    `scripts`: servers behind `chat` instead of the one that gives COMPLETION.
+    """
     with cheap_passwords() if is_cheap else nullcontext():
-        async with _dashboard(home, roles) as found:
+        async with _dashboard(home, roles, scripts or [answers(COMPLETION)]) as found:
             yield found
 
 
 @asynccontextmanager
-async def _dashboard(home: Path, roles: Sequence[str]) -> AsyncIterator[DashboardWorld]:
-    async with edge(home, answers(COMPLETION)) as world:
+async def _dashboard(
+    home: Path, roles: Sequence[str], scripts: Sequence[Script]
+) -> AsyncIterator[DashboardWorld]:
+    async with edge(home, *scripts) as world:
         gateway = world.gateway
         now = [gateway.wall_clock()]
         gateway.wall_clock = lambda: now[0]

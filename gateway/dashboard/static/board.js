@@ -10,7 +10,7 @@ function sameKind(old, fresh) {
 
 function mergeAttributes(old, fresh) {
   for (const { name } of [...old.attributes]) {
-    if (!fresh.hasAttribute(name) && name !== "hidden") old.removeAttribute(name);
+    if (!fresh.hasAttribute(name) && name !== "hidden" && name !== "open") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core import PriceRow
+from gateway.dashboard.app import desk_of
 from gateway.dashboard.catalogue import catalogue_of, listed_price
 from tests.support.dashboard_world import add_model, dashboard
 from tests.support.relaying import chat
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_page_and_api_tell_the_same_of_every_endpoint(tmp_path: Path) -> None:
     async with dashboard(tmp_path) as world:
-        never = catalogue_of(world.gateway).models[0].endpoints[0]
+        never = catalogue_of(desk_of(world.gateway)).models[0].endpoints[0]
         await world.edge.ask("/v1/chat/completions", chat(stream=False))
         browser = await world.logged_in("viewer")
         page = await browser.get("/admin/endpoints")
