@@ -22,12 +22,15 @@ its scale still, which costs more small calls than it saves, and its tensor type
 `_int_mm`, which wants only the plain weight, takes one row and small weights; oneDNN, which wants
 a packed copy, takes several rows of larger ones.
 
-On processors without VNNI both add pairs of products in 16 bits, which saturate: wrong, and not by
-a little. A probe finds that out; there weights go in two parts small enough to be exact.
+On processors without VNNI one or both add pairs of products in 16 bits, which saturate: wrong, and
+not by a little (an AMD Zen 3's `_int_mm` is right, its oneDNN is not). Each is asked by a probe.
+Where oneDNN is wrong weights stay plain; where `_int_mm` is, they go in two parts small enough to
+be exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -55,6 +58,15 @@ class _OneDnnWeight:
     prepacked: Tensor
     ones: Tensor  # [N] float32: oneDNN's own scale, so that the sums come out as they are
     zeros: Tensor  # [N] int64
+
+    @staticmethod
+    def of(qweight: Tensor) -> _OneDnnWeight:
+        num_out, num_in = qweight.shape
+        return _OneDnnWeight(
+            prepacked=torch.ops.onednn.qlinear_prepack(qweight, [1, num_in]),
+            ones=torch.ones(num_out),
+            zeros=torch.zeros(num_out, dtype=torch.int64),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +104,9 @@ def pack_int8(weight: Tensor) -> Int8Weight:
     if not is_exact_on_cpu():
         split = _SplitWeight.of(qweight)
         return Int8Weight(qweight=qweight.to("meta"), scale=scale, packed=split)
-    if weight.numel() < PACKED_ELEMENTS_MIN:
+    if weight.numel() < PACKED_ELEMENTS_MIN or not is_packed_exact_on_cpu():
         return quantized
-    packed = _OneDnnWeight(
-        prepacked=torch.ops.onednn.qlinear_prepack(qweight, [1, weight.shape[1]]),
-        ones=torch.ones_like(scale),
-        zeros=torch.zeros(weight.shape[0], dtype=torch.int64),
-    )
+    packed = _OneDnnWeight.of(qweight)
     if weight.numel() > PLAIN_ELEMENTS_MAX:
         qweight = qweight.to("meta")
     return Int8Weight(qweight=qweight, scale=scale, packed=packed)
@@ -106,11 +114,22 @@ def pack_int8(weight: Tensor) -> Int8Weight:
 
 @cache
 def is_exact_on_cpu() -> bool:
-    """Whether this processor's int8 product holds the largest sums. Asked of it once."""
-    num_in = 64
-    largest = torch.full((GPU_ROWS_MIN, num_in), int(QMAX), dtype=torch.int8)
-    products = [torch._int_mm(largest[:rows], largest.t()) for rows in (1, GPU_ROWS_MIN)]
-    return all(bool((each == QMAX * QMAX * num_in).all()) for each in products)
+    """Whether this processor's `_int_mm` holds the largest sums. Asked of it once."""
+    return _holds_largest(lambda values, qweight: torch._int_mm(values, qweight.t()))
+
+
+@cache
+def is_packed_exact_on_cpu() -> bool:
+    """Whether its oneDNN, which takes another kernel, holds them. Asked of it once."""
+    return _holds_largest(
+        lambda values, qweight: _packed_sums(values.float(), _OneDnnWeight.of(qweight))
+    )
+
+
+def _holds_largest(product: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    largest = torch.full((GPU_ROWS_MIN, GPU_ROWS_MIN * 2), int(QMAX), dtype=torch.int8)
+    products = [product(largest[:rows], largest) for rows in (1, GPU_ROWS_MIN)]
+    return all(bool((each == QMAX * QMAX * largest.shape[1]).all()) for each in products)
 
 
 def linear_int8(
@@ -144,13 +163,7 @@ def _sums(values: Tensor, weight: Int8Weight) -> Tensor:
     """Σ round(value) · qweight as float32 [R, N]."""
     qweight, packed = weight.qweight, weight.packed
     if isinstance(packed, _OneDnnWeight) and (values.shape[0] > 1 or qweight.is_meta):
-        quantized = _rounded(values, ROUNDING + ZERO_POINT).to(torch.uint8)
-        sums: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(quantized, 1.0, ZERO_POINT),
-            *(packed.prepacked, packed.ones, packed.zeros, None),
-            *(1.0, 0, torch.float32, "none", [], ""),
-        )
-        return sums
+        return _packed_sums(values, packed)
     quantized = _rounded(values, ROUNDING).to(torch.int8)
     if isinstance(packed, _SplitWeight):
         return _split_sums(quantized, packed)
@@ -168,6 +181,16 @@ def _sums(values: Tensor, weight: Int8Weight) -> Tensor:
     if not is_exact_on_cpu():
         return _split_sums(quantized, _SplitWeight.of(qweight))
     return torch._int_mm(quantized, qweight.t()).float()
+
+
+def _packed_sums(values: Tensor, packed: _OneDnnWeight) -> Tensor:
+    quantized = _rounded(values, ROUNDING + ZERO_POINT).to(torch.uint8)
+    sums: Tensor = torch.ops.onednn.qlinear_pointwise(
+        *(quantized, 1.0, ZERO_POINT),
+        *(packed.prepacked, packed.ones, packed.zeros, None),
+        *(1.0, 0, torch.float32, "none", [], ""),
+    )
+    return sums
 
 
 def _split_sums(quantized: Tensor, split: _SplitWeight) -> Tensor:
