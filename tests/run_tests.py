@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ BENCH_FOLDER = "tests/bench"
 # Triton interprets all kernels of a process or none, so each of these has a process of its own.
 INTERPRETED = ("tests/kernels/ops", "tests/kernels/engine")
 INTERPRETING = {"TRITON_INTERPRET": "1"}
+MODELS = ("tests/backend", "tests/bundle", "tests/kernels")
 TESTS_FAILED = 1  # pytest's exit statuses
 NONE_CHOSEN = 5
 RERUN_MAX = 8
@@ -171,28 +173,76 @@ def report(missing: dict[str, ServiceMissing], *, is_ci: bool) -> None:
             print(f"         to run them: {group.install}")
 
 
-def runs(arguments: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """Arguments of each process of pytest, and what it has in its environment besides ours."""
-    paths = [
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of pytest."""
+
+    arguments: tuple[str, ...]
+    environ: dict[str, str]  # besides ours
+
+
+def paths_of(arguments: list[str]) -> list[str]:
+    return [
         each for each in arguments if (ROOT / each.split("::")[0]).is_relative_to(ROOT / "tests")
     ]
+
+
+def processes(arguments: list[str], left_out: tuple[str, ...] = ()) -> list[Process]:
+    """What runs one after the other: all tests of `arguments` but those of folders `left_out`."""
+    paths = paths_of(arguments)
     options = [each for each in arguments if each not in paths]
     others = [each for each in paths if not each.startswith(INTERPRETED)]
-    found: list[tuple[list[str], dict[str, str]]] = []
+    found: list[Process] = []
     if others or not paths:
-        found.append(([*others, *options], {}))
+        ignored = [f"--ignore={each}" for each in left_out]
+        found.append(Process((*others, *options, *ignored), {}))
     for folder in INTERPRETED:
         own = [each for each in paths if each.startswith(folder)]
         if not paths or any((ROOT / folder).is_relative_to(ROOT / each) for each in others):
             own = [folder]
-        if own:
-            found.append(([*own, *options], INTERPRETING))
+        if own and not folder.startswith(left_out or ("/",)):
+            found.append(Process((*own, *options), INTERPRETING))
     return found
 
 
-def run(command: list[str], environ: dict[str, str]) -> int:
-    status = subprocess.run(command, check=False, env={**os.environ, **environ}).returncode
-    return run_alone(command, environ) if status == TESTS_FAILED else status
+def lanes(arguments: list[str]) -> list[list[Process]]:
+    """Processes side by side: the models' tests compute, those of the gateway mostly wait."""
+    if (os.cpu_count() or 1) < 2 or paths_of(arguments):
+        return [processes(arguments)]
+    return [processes(arguments, left_out=MODELS), processes([*MODELS, *arguments])]
+
+
+def run(process: Process, command: list[str], cache: Path, shows: bool) -> int:
+    """Its status; the output at once, or whole at its end so that two do not mix."""
+    told = None if shows else subprocess.PIPE
+    done = subprocess.run(
+        [*command, "-o", f"cache_dir={cache}", *process.arguments],
+        check=False, stdout=told, stderr=subprocess.STDOUT if told else None, text=True,
+        env={**os.environ, **process.environ},
+    )  # fmt: skip
+    if done.stdout:
+        print(f"\n== {' '.join(process.arguments)}", done.stdout, sep="\n", flush=True)
+    return done.returncode
+
+
+def run_all(found: list[list[Process]], command: list[str]) -> int:
+    """The worst status of all, once those that failed ran again by themselves."""
+    caches = {
+        id(each): ROOT / f".pytest_cache/{lane}-{idx}"
+        for lane, several in enumerate(found)
+        for idx, each in enumerate(several)
+    }
+
+    def in_turn(several: list[Process]) -> list[tuple[Process, int]]:
+        shows = several is found[0]
+        return [(each, run(each, command, caches[id(each)], shows)) for each in several]
+
+    with ThreadPoolExecutor(len(found)) as pool:
+        done = [each for lane in pool.map(in_turn, found) for each in lane]
+    return worst([
+        run_alone(process, command, caches[id(process)]) if status == TESTS_FAILED else status
+        for process, status in done
+    ])  # fmt: skip
 
 
 def worst(statuses: list[int]) -> int:
@@ -201,23 +251,26 @@ def worst(statuses: list[int]) -> int:
     return bad[0] if bad else min(statuses)
 
 
-def run_alone(command: list[str], environ: dict[str, str]) -> int:
+def run_alone(process: Process, command: list[str], cache: Path) -> int:
     """Run a few failed tests once more, by themselves, and say so loudly.
 
     Tests of running servers have deadlines, and on a shared machine another program can take both
     cores for seconds. A test that fails alone as well has failed; one that passes alone is named,
     so that its deadline can be mended. Many failures are never an accident.
     """
-    again = [*command, "--last-failed", "--last-failed-no-failures=none", "-p", "no:randomly"]
-    merged = {**os.environ, **environ}
+    again = [
+        *command, "-o", f"cache_dir={cache}", *process.arguments,
+        "--last-failed", "--last-failed-no-failures=none", "-p", "no:randomly",
+    ]  # fmt: skip
+    environ = {**os.environ, **process.environ}
     listed = subprocess.run(
-        [*again, "--collect-only"], check=False, capture_output=True, text=True, env=merged
+        [*again, "--collect-only"], check=False, capture_output=True, text=True, env=environ
     ).stdout
     failed = [line for line in listed.splitlines() if "::" in line]
     if not 0 < len(failed) <= RERUN_MAX:
         return TESTS_FAILED
     print(f"FAILED ONCE, run again alone: {len(failed)} tests", *failed, sep="\n  ", flush=True)
-    return subprocess.run(again, check=False, env=merged).returncode
+    return subprocess.run(again, check=False, env=environ).returncode
 
 
 def main(arguments: list[str]) -> int:
@@ -229,7 +282,7 @@ def main(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "pytest", f"--ignore={BENCH_FOLDER}"]
         if missing:
             command += ["-m", " and ".join(f"not {marker}" for marker in missing)]
-        status = worst([run([*command, *each], environ) for each, environ in runs(arguments)])
+        status = run_all(lanes(arguments), command)
     print(f"all tests took {time.monotonic() - started_s:.0f} s")
     report(missing, is_ci=is_ci)
     if is_ci and missing:

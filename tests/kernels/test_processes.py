@@ -9,7 +9,17 @@ import sys
 import pytest
 
 from kernels.ops.launching import IS_INTERPRETED
-from tests.run_tests import INTERPRETED, INTERPRETING, NONE_CHOSEN, runs, worst
+from tests import run_tests
+from tests.run_tests import (
+    INTERPRETED,
+    INTERPRETING,
+    MODELS,
+    NONE_CHOSEN,
+    Process,
+    lanes,
+    processes,
+    worst,
+)  # fmt: skip
 from tests.support.source_tree import ROOT
 
 FOLDERS = list(INTERPRETED)
@@ -30,9 +40,24 @@ ONE = "tests/kernels/ops/test_cases.py::test_x"
 def test_paths_go_to_their_own_process(
     arguments: list[str], plain: list[list[str]], interpreted: list[list[str]]
 ) -> None:
-    wanted = [(each, {}) for each in plain] + [(each, INTERPRETING) for each in interpreted]
+    wanted = [Process(tuple(each), {}) for each in plain]
+    wanted += [Process(tuple(each), INTERPRETING) for each in interpreted]
 
-    assert runs(arguments) == wanted
+    assert processes(arguments) == wanted
+
+
+def test_every_test_is_in_one_of_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tests.os, "cpu_count", lambda: 2)
+
+    waiting, computing = lanes(["-x"])
+
+    assert waiting == [Process(("-x", *(f"--ignore={each}" for each in MODELS)), {})]
+    assert computing == [
+        Process((*MODELS, "-x"), {}), *(Process((each, "-x"), INTERPRETING) for each in FOLDERS)
+    ]  # fmt: skip
+    assert lanes(["tests/unit"]) == [processes(["tests/unit"])]
+    monkeypatch.setattr(run_tests.os, "cpu_count", lambda: 1)
+    assert lanes(["-x"]) == [processes(["-x"])]
 
 
 def test_a_process_without_tests_is_good_beside_one_that_has_some() -> None:

@@ -117,7 +117,12 @@ def test_unknown_paths_under_v1_are_404_in_the_dialect(
 @pytest.mark.e2e
 def test_unknown_paths_answer_an_anthropic_client_in_its_dialect(world: GuardedWorld) -> None:
     headers = {**world.gateway.headers, "anthropic-version": "2023-06-01"}
-    for path in ("/v1/nothing", "/v1/messages/batches/none", "/v1/models/none", "/v1/requests/none"):
+    for path in (
+        "/v1/nothing",
+        "/v1/messages/batches/none",
+        "/v1/models/none",
+        "/v1/requests/none",
+    ):
         answer = world.http.get(world.url(path), headers=headers)
 
         assert checked_error(answer, Dialect.ANTHROPIC, 404)["type"] == "not_found_error"
