@@ -10,14 +10,11 @@ from contextlib import asynccontextmanager
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.api.exchange import Exchange
-from gateway.api.hot import Beside
 from gateway.app.housekeeping import tell_of_end
 from gateway.batch.file_handlers import drop_objects
 from gateway.batch.lane import BatchLane
 from gateway.batch.native_lane import NativeLane
 from gateway.batch.planning import LanePlanner
-from gateway.batch.routes import serve_batch_path
 from gateway.batch.storage import open_storage
 from gateway.batch.worker import BatchWorker
 from gateway.errors import ServiceError
@@ -31,8 +28,8 @@ SWEEP_EVERY_S = 300.0
 
 
 @asynccontextmanager
-async def running_batches(gateway: Gateway) -> AsyncIterator[Beside]:
-    """The batch lane's paths, with its worker and sweeper at work until the context ends."""
+async def running_batches(gateway: Gateway) -> AsyncIterator[BatchLane]:
+    """The batch lane, with its worker and sweeper at work until the context ends."""
     settings = gateway.settings
     storage = open_storage(settings.files_url, settings.home)
     transport = HttpxTransport(clock=gateway.clock)
@@ -42,14 +39,11 @@ async def running_batches(gateway: Gateway) -> AsyncIterator[Beside]:
     worker = BatchWorker(gateway, storage, planner, native, owner=owner)
     lane = BatchLane(gateway, storage, planner, worker.wake)
 
-    async def beside(exchange: Exchange) -> bool:
-        return await serve_batch_path(lane, exchange)
-
     tasks = [asyncio.create_task(worker.run()), asyncio.create_task(_sweep(lane))]
     for task in tasks:
         task.add_done_callback(tell_of_end)
     try:
-        yield beside
+        yield lane
     finally:
         for task in tasks:
             task.cancel()

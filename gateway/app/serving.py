@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from gateway.app.compose import running_gateway
 from gateway.app.housekeeping import Housekeeping
 from gateway.app.policy_source import PolicySource
 from gateway.app.server import RELOAD_SIGNAL, make_server
+from gateway.batch.routes import serve_batch_path
 from gateway.dashboard.app import dashboard_routes
 from gateway.pipeline import Gateway
 from gateway.settings import Settings
@@ -39,9 +41,10 @@ async def serve_gateway(
     """Serve on a bound socket until a signal; then drain, settle and close in order."""
     async with (
         running_gateway(settings, store, source, hosts=hosts) as (gateway, housekeeping),
-        running_batches(gateway) as beside,
+        running_batches(gateway) as lane,
     ):
-        app = build_litestar(gateway, beside, dashboard_routes(gateway))
+        beside = partial(serve_batch_path, lane)
+        app = build_litestar(gateway, beside, dashboard_routes(gateway, lane))
         server = make_server(app, lambda: drain(gateway))
         server.on_ready = lambda: on_ready(gateway)
         _reload_on_signal(housekeeping)

@@ -7,7 +7,13 @@ from gateway.batch import file_handlers, service
 from gateway.batch.array_splitter import ArraySplitter, NotThatArray
 from gateway.batch.batch_objects import anthropic_json
 from gateway.batch.creating import Wish
-from gateway.batch.file_handlers import UPLOAD_S_MAX, keep_file, refuse_over_quota, send_object
+from gateway.batch.file_handlers import (
+    UPLOAD_S_MAX,
+    keep_file,
+    new_file,
+    refuse_over_quota,
+    send_object,
+)
 from gateway.batch.http import Query, answer_json
 from gateway.batch.intake import FILE_BYTES_MAX, BadBatchFile, FileIndex, Intake, taking_in
 from gateway.batch.lane import BatchLane, new_id
@@ -46,20 +52,8 @@ async def _take_in(lane: BatchLane, exchange: Exchange, caller: Caller) -> FileR
     line_bytes_max = gateway.policy().limits.body_bytes_max
     async with taking_in(lane.storage, file_id, line_bytes_max=line_bytes_max) as intake:
         index = await _read_requests(exchange, intake, line_bytes_max)
-    now = gateway.wall_clock()
-    row = FileRow(
-        id=file_id,
-        tenant_id=caller.tenant_id,
-        key_id=caller.key_id,
-        filename="requests.jsonl",
-        purpose="batch",
-        num_bytes=intake.num_bytes,
-        num_lines=len(index.lines),
-        sha256=intake.sha256,
-        storage_key=file_id,
-        created_at=now,
-        expires_at=now + file_handlers.KEEP_S,
-    )
+    keep_s = file_handlers.KEEP_S
+    row = new_file(lane, caller, file_id, intake, filename="requests.jsonl", keep_s=keep_s)
     await keep_file(lane, row, index)
     return row
 

@@ -17,6 +17,7 @@ from gateway.batch.line_check import URLS
 from gateway.core import NANOS_PER_DOLLAR
 from gateway.errors import InvalidRequest, NotFound
 from gateway.store.batches import PAGE_ROWS_MAX, find_batch, list_batches
+from gateway.store.files import FileRow
 
 DIALECT = "openai"
 BODY_BYTES_MAX = 64 * 1024
@@ -45,23 +46,7 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is not a batch to create: {error}") from None
     file = await file_handlers.find(lane, caller, asked.input_file_id[:80])
-    surface = URLS.get(asked.endpoint) if asked.endpoint else await service.surface_of(lane, file)
-    if surface is None:
-        raise InvalidRequest(
-            f"endpoint is {asked.endpoint[:80]!r}; use one of {', '.join(URLS)}", param="endpoint"
-        )
-    wish = Wish(
-        surface=surface,
-        completion_window=asked.completion_window,
-        window_s=checked_window(asked.completion_window),
-        metadata=checked_metadata(asked.metadata),
-        max_cost_nanos=checked_dollars(asked.max_cost, "max_cost"),
-    )
-    if file.purpose != "batch":
-        raise InvalidRequest(
-            f"{file.id} has the purpose {file.purpose}; a batch needs one uploaded for batch",
-            param="input_file_id",
-        )
+    wish = await wish_of(lane, file, asked)
     if asked.plan_only:
         _, lines, planned = await service.planned_batch(lane, caller, wish, file, dialect=DIALECT)
         shown = {"lines": len(lines), "is_feasible": planned.is_feasible, **planned.shown}
@@ -71,6 +56,27 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
         return
     row = await service.create(lane, caller, wish, file, dialect=DIALECT)
     await answer_json(exchange, openai_json(row))
+
+
+async def wish_of(lane: BatchLane, file: FileRow, asked: CreateBody) -> Wish:
+    """What is asked for, checked. Raises InvalidRequest."""
+    surface = URLS.get(asked.endpoint) if asked.endpoint else await service.surface_of(lane, file)
+    if surface is None:
+        raise InvalidRequest(
+            f"endpoint is {asked.endpoint[:80]!r}; use one of {', '.join(URLS)}", param="endpoint"
+        )
+    if file.purpose != "batch":
+        raise InvalidRequest(
+            f"{file.id} has the purpose {file.purpose}; a batch needs one uploaded for batch",
+            param="input_file_id",
+        )
+    return Wish(
+        surface=surface,
+        completion_window=asked.completion_window,
+        window_s=checked_window(asked.completion_window),
+        metadata=checked_metadata(asked.metadata),
+        max_cost_nanos=checked_dollars(asked.max_cost, "max_cost"),
+    )
 
 
 def checked_dollars(amount: str | int | float | None, param: str) -> int | None:

@@ -57,14 +57,13 @@ class _Form:
     filename: str = ""
     has_file: bool = False
 
-    def purpose(self) -> str:
+    def check_purpose(self) -> None:
         purpose = self.fields.get("purpose", "")
         if purpose not in PURPOSES:
             raise InvalidRequest(
                 f"purpose is {purpose[:40]!r}; this gateway keeps files for {PURPOSES[0]!r} only",
                 param="purpose",
             )
-        return purpose
 
     def keep_s(self) -> float:
         text = self.fields.get("expires_after[seconds]")
@@ -94,26 +93,64 @@ async def upload(lane: BatchLane, exchange: Exchange, _id: str) -> None:
     line_bytes_max = gateway.policy().limits.body_bytes_max
     async with taking_in(lane.storage, file_id, line_bytes_max=line_bytes_max) as intake:
         await _read_form(exchange, form, intake)
-        purpose, keep_s = form.purpose(), form.keep_s()
+        form.check_purpose()
+        keep_s = form.keep_s()
         if not form.has_file:
             raise InvalidRequest("the form has no file part named `file`", param="file")
         index = intake.finish()
-    now = gateway.wall_clock()
-    row = FileRow(
+    filename = form.filename or f"{file_id}.jsonl"
+    row = new_file(lane, caller, file_id, intake, filename=filename, keep_s=keep_s)
+    await keep_file(lane, row, index)
+    await answer_json(exchange, file_json(row))
+
+
+async def take_in(
+    lane: BatchLane,
+    caller: Caller,
+    parts: AsyncIterator[bytes],
+    *,
+    filename: str,
+    keep_s: float = KEEP_S,
+) -> FileRow:
+    """A batch file that comes as bare lines; checked and kept as an upload is."""
+    if lane.gateway.is_draining:
+        raise Draining("the gateway is shutting down; send the file again", retry_after_s=2)
+    await refuse_over_quota(lane, caller)
+    file_id = new_id("file-")
+    line_bytes_max = lane.gateway.policy().limits.body_bytes_max
+    async with taking_in(lane.storage, file_id, line_bytes_max=line_bytes_max) as intake:
+        try:
+            async for part in parts:
+                await intake.feed(part)
+            index = intake.finish()
+        except BadBatchFile:
+            async for _ in parts:  # whoever still sends would not see the answer
+                pass
+            raise
+    filename = _CONTROL.sub("", filename)[:FILENAME_CHARS_MAX] or f"{file_id}.jsonl"
+    row = new_file(lane, caller, file_id, intake, filename=filename, keep_s=keep_s)
+    await keep_file(lane, row, index)
+    return row
+
+
+def new_file(
+    lane: BatchLane, caller: Caller, file_id: str, intake: Intake, *, filename: str, keep_s: float
+) -> FileRow:
+    """The row of a file that was taken in whole."""
+    now = lane.gateway.wall_clock()
+    return FileRow(
         id=file_id,
         tenant_id=caller.tenant_id,
         key_id=caller.key_id,
-        filename=form.filename or f"{file_id}.jsonl",
-        purpose=purpose,
+        filename=filename,
+        purpose="batch",
         num_bytes=intake.num_bytes,
-        num_lines=len(index.lines),
+        num_lines=len(intake.lines),
         sha256=intake.sha256,
         storage_key=file_id,
         created_at=now,
         expires_at=now + keep_s,
     )
-    await keep_file(lane, row, index)
-    await answer_json(exchange, file_json(row))
 
 
 async def keep_file(lane: BatchLane, row: FileRow, index: FileIndex) -> None:

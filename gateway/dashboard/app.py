@@ -14,6 +14,7 @@ from litestar.response import Redirect
 from litestar.types import ControllerRouterHandler
 
 from gateway import __version__
+from gateway.batch.lane import BatchLane
 from gateway.dashboard.login import login_routes, session_api
 from gateway.dashboard.look import ROOT, look_of, page
 from gateway.dashboard.look_routes import look_routes
@@ -34,18 +35,21 @@ API = ROOT + "/api/"
 log = structlog.get_logger()
 
 
-def dashboard_routes(gateway: Gateway) -> list[ControllerRouterHandler]:
+def dashboard_routes(
+    gateway: Gateway, lane: BatchLane | None = None
+) -> list[ControllerRouterHandler]:
     """What `app` hangs beside the hot mount."""
-    return [dashboard_router(desk_of(gateway))]
+    return [dashboard_router(desk_of(gateway, lane))]
 
 
-def desk_of(gateway: Gateway) -> Desk:
+def desk_of(gateway: Gateway, lane: BatchLane | None = None) -> Desk:
     """The dashboard's own long-lived objects."""
     return Desk(
         gateway=gateway,
         sessions=Sessions(gateway.store, gateway.settings.pepper(), gateway.wall_clock),
         passwords=PasswordChecker(),
         throttle=LoginThrottle(gateway.clock),
+        batch=lane,
     )
 
 

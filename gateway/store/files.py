@@ -93,6 +93,18 @@ async def mark_deleted(
     return done.rowcount == 1
 
 
+async def keep_until(
+    connection: AsyncConnection, tenant_id: str, file_id: str, *, expires_at: float, now: float
+) -> bool:
+    """It stays longer. False where there was none."""
+    done = await connection.execute(
+        sa.update(files)
+        .where(files.c.tenant_id == tenant_id, files.c.id == file_id, _is_there(now))
+        .values(expires_at=expires_at)
+    )
+    return done.rowcount == 1
+
+
 async def is_in_use(connection: AsyncConnection, tenant_id: str, file_id: str) -> bool:
     """Whether a batch that has not ended still reads it."""
     query = (

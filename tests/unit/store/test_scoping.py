@@ -192,6 +192,7 @@ def _attack(name: str, tenant_id: str) -> tuple[tuple[Any, ...], dict[str, Any]]
         "batches.list_batches": ((), {"limit": 9}),
         "files.find_file": (("fileB",), {"now": NOW}),
         "files.is_in_use": (("fileB",), {}),
+        "files.keep_until": (("fileB",), {"expires_at": NOW + 1, "now": NOW}),
         "files.list_files": ((), {"now": NOW, "limit": 9}),
         "files.mark_deleted": (("fileB",), {"now": NOW}),
         "files.usage_of": ((), {"now": NOW}),
