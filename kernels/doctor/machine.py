@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +12,9 @@ import torch
 import kernels
 from kernels.doctor.shapes import Geometry
 from kernels.doctor.verdict import Key
+from kernels.ops import launching
 from kernels.ops.launching import IS_INTERPRETED
+from kernels.tools.sources import digest_of
 
 AMD_DRIVER = Path("/sys/module/amdgpu/version")
 NVIDIA_DRIVER = Path("/sys/module/nvidia/version")
@@ -39,10 +40,7 @@ def arch_of(device: str) -> str:
     """`gfx942`, `sm_90`, or what stands in for a GPU."""
     if torch.device(device).type == "cpu":
         return "cpu, interpreted" if IS_INTERPRETED else "cpu"
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        return str(properties.gcnArchName).split(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
+    return launching.arch_of(device)
 
 
 def chip_of(device: str) -> str:
@@ -72,14 +70,7 @@ def host() -> str:
 def sources_digest() -> str:
     """Kernels differ in one version of the package while they are worked on. Taken once, as this
     process goes on with what it has loaded."""
-    digest = hashlib.sha256()
-    root = Path(kernels.__file__).parent
-    for name in DIGESTED:
-        for path in sorted((root / name, *(root / name).rglob("*"))):
-            if path.suffix in (".py", ".json"):
-                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-                digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    return digest_of(Path(kernels.__file__).parent, DIGESTED, (".py", ".json"))
 
 
 def _version(package: str) -> str:

@@ -142,14 +142,21 @@ def _device_target() -> Target:
     return _target_of(torch.cuda.current_device())
 
 
+def arch_of(device: torch.device | str | int) -> str:
+    """A GPU's own name: `gfx942`, `sm_90`; it need not be in the table."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
 @cache
 def _target_of(device: int) -> Target:
     """A GPU that is not in the table borrows the nearest one's choices."""
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        arch = properties.gcnArchName.split(":")[0]
-        return BY_ARCH.get(arch, BY_ARCH["gfx942" if properties.warp_size == 64 else "gfx1201"])
-    return BY_ARCH["sm_90"]
+    if not torch.version.hip:
+        return BY_ARCH["sm_90"]
+    warp_size = torch.cuda.get_device_properties(device).warp_size
+    return BY_ARCH.get(arch_of(device), BY_ARCH["gfx942" if warp_size == 64 else "gfx1201"])
 
 
 def _written_down(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from kernels.tools.budgets import ALLOWANCES, BUDGETS, Breach, Measured, judged
 from kernels.tools.children import each_in_a_child
 from kernels.tools.compiling import PRELOAD, check_compiles_here, compile_job, triton_version
-from kernels.tools.recipes import Plan, Planned, Recipe, plan, recipes
+from kernels.tools.recipes import Plan, Planned, Recipe, plan, recipes, with_candidates
 from kernels.tools.resources import Resources
 from kernels.tools.tables import short, table
 
@@ -53,12 +53,14 @@ def run(
     *,
     ops: Sequence[str] = (),
     is_main_only: bool = False,
+    has_candidates: bool = False,
     num_jobs: int = 2,
     limit_s: float = LIMIT_S,
     on_progress: Callable[[int, int], None] = lambda num_done, num_all: None,
 ) -> Report:
-    """Compiles and judges; `on_progress` is told after each. Raises ValueError for unknown names or
-    a version of triton without budgets, RuntimeError where nothing can be compiled.
+    """Compiles and judges; `on_progress` is told after each. `has_candidates`: what `tune` would
+    try instead of what serves. Raises ValueError for unknown names or a version of triton without
+    budgets, RuntimeError where nothing can be compiled.
     """
     check_compiles_here()
     version = triton_version()
@@ -68,7 +70,8 @@ def run(
             "look at what it compiles to, then add it to kernels/tools/budgets.py"
         )
     started_s = time.monotonic()
-    planned = plan(recipes(archs, ops=ops, is_main_only=is_main_only))
+    wanted = recipes(archs, ops=ops, is_main_only=is_main_only)
+    planned = plan(with_candidates(wanted) if has_candidates else wanted)
     by_place: dict[int, Row] = {}
     for place, row in _compiled(planned.planned, num_jobs, limit_s):
         by_place[place] = row
@@ -84,7 +87,7 @@ def run(
         measured,
         BUDGETS[version],
         ALLOWANCES.get(version, ()),
-        is_whole=not ops and not is_main_only,
+        is_whole=not (ops or is_main_only or has_candidates),
     )
     return Report(rows, planned, breaches, time.monotonic() - started_s)
 

@@ -12,22 +12,24 @@ from pathlib import Path
 
 import torch
 
-from kernels.ops.launching import IS_INTERPRETED, current_target
+import kernels
+from kernels.ops.launching import IS_INTERPRETED, arch_of, current_target
 from kernels.targets import TARGETS, find
-from kernels.tools import aot, bench, roofline
+from kernels.tools import aot, bench, roofline, tune, tuned_file
 from kernels.tools.models import MODELS
-from kernels.tools.timing import ClockTimer, EventTimer
+from kernels.tools.timing import ClockTimer, EventTimer, Timer
 
 BUDGETED = tuple(target.arch for target in TARGETS if not target.is_compile_only)
 BREACHED = 1
 WRONG_USE = 2
 HUNG = 3
+UNFINISHED = 4
 TOLD_EVERY = 50  # kernels compiled
 TRIED_SIZES = (1 << 20, 64)  # of the ceilings where the command itself is tried
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0 good, 1 something was found, 2 wrongly used."""
+    """The exit status: 0 good, 1 something was found, 2 wrongly used, 3 hung, 4 unfinished."""
     parsed = _parser().parse_args(arguments)
     try:
         status: int = parsed.command(parsed)
@@ -45,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     which = compiling.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="every serving case (the default)")
     which.add_argument("--main", action="store_true", help="one case an op, as `make test` does")
+    compiling.add_argument(
+        "--candidates", action="store_true", help="what `tune` would try, in place of what serves"
+    )
     compiling.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     compiling.add_argument("--limit-s", type=float, default=aot.LIMIT_S, help="for one kernel")
     compiling.add_argument("--roofline", action="store_true", help="print the bounds as well")
@@ -54,16 +59,25 @@ def _parser() -> argparse.ArgumentParser:
     _choosing(bounding)
     bounding.set_defaults(command=_roofline)
     measuring = commands.add_parser("bench", help="measure on the GPU at hand")
-    measuring.add_argument("--op", action="append", default=[], metavar="OP")
+    _measuring(measuring)
     measuring.add_argument("--limit-s", type=float, default=bench.LIMIT_S, help="for all of it")
     measuring.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    measuring.add_argument(
+    measuring.set_defaults(command=_bench)
+    tuning = commands.add_parser("tune", help="try other tiles on the GPU at hand, keep the faster")
+    _measuring(tuning)
+    tuning.add_argument("--limit-s", type=float, default=tune.LIMIT_S, help="for all of it")
+    tuning.add_argument("--out", type=Path, metavar="FILE", help="instead of this chip's own file")
+    tuning.set_defaults(command=_tune)
+    return parser
+
+
+def _measuring(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--op", action="append", default=[], metavar="OP")
+    parser.add_argument(
         "--interpreted",
         action="store_true",
         help="try the command itself: small cases, no GPU; its times say nothing",
     )
-    measuring.set_defaults(command=_bench)
-    return parser
 
 
 def _choosing(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +95,7 @@ def _aot(parsed: argparse.Namespace) -> int:
         archs,
         ops=parsed.op,
         is_main_only=parsed.main,
+        has_candidates=parsed.candidates,
         num_jobs=parsed.jobs,
         limit_s=parsed.limit_s,
         on_progress=_told_every_so_often,
@@ -111,7 +126,7 @@ def _bench(parsed: argparse.Namespace) -> int:
     """Ends in time even if a kernel never does: then with the results so far."""
     if parsed.limit_s <= bench.RESERVED_S:
         raise ValueError(f"--limit-s must be more than {bench.RESERVED_S:g}")
-    device = _interpreted() if parsed.interpreted else _gpu()
+    device = _interpreted() if parsed.interpreted else _gpu("bench", EventTimer)
     wanted = bench.chosen(device.target, ops=parsed.op, is_small=parsed.interpreted)
     progress = bench.Progress()
 
@@ -145,16 +160,57 @@ def _watchdog(limit_s: float, give_up: Callable[[], None]) -> threading.Timer:
     return watchdog
 
 
-def _gpu() -> bench.Device:
+def _tune(parsed: argparse.Namespace) -> int:
+    """Good if all is done, whatever was kept; else what is left is told."""
+    if parsed.limit_s < tune.LIMIT_S_MIN:
+        raise ValueError(f"--limit-s must be at least {tune.LIMIT_S_MIN:g}: a trial may take half")
+    # Its children have timers; this process leaves the GPU's memory alone.
+    device = _interpreted() if parsed.interpreted else _gpu("tune", ClockTimer)
+    out = parsed.out or _file_of(device, is_interpreted=parsed.interpreted)
+    tuned_file.check(out, device.target.arch)
+    progress = tuned_file.Progress(out, device.chip)
+    wanted = tune.questions(device, ops=parsed.op, is_small=parsed.interpreted)
+    is_done = tune.run(wanted, device, progress, out, limit_s=parsed.limit_s)
+    choices = progress.choices
+    num_left = sum(not progress.has(each.question) for each in wanted)
+    num_kept = sum(each.is_kept for each in choices)
+    print(
+        f"{device.chip}: {len(choices)} questions tried, {num_kept} better than the default by "
+        f"{tune.GAIN_MIN:.0%} or more, twice; {out} has them"
+        if num_kept
+        else f"{device.chip}: {len(choices)} questions tried, the defaults stay; {out} is as it was"
+    )
+    if is_done:
+        progress.forget()
+    else:
+        print(f"{num_left} questions are left: run the same command again to go on")
+    print(tune.shown(choices))
+    return 0 if is_done else UNFINISHED
+
+
+def _file_of(device: bench.Device, *, is_interpreted: bool) -> Path:
+    """Raises ValueError where what is found would serve another chip, or none."""
+    arch = device.target.arch
+    if is_interpreted:
+        raise ValueError("times of an interpreter say nothing; give --out FILE to try the command")
+    if (here := arch_of(torch.cuda.current_device())) != arch:
+        raise ValueError(
+            f"this GPU is {here}, which has no line in kernels/targets.py and borrows the choices "
+            f"of {arch}: what is best here would be served there. Give --out FILE"
+        )
+    return Path(kernels.__file__).parent / "ops/tuned" / f"{arch}.json"
+
+
+def _gpu(command: str, timer: Callable[[], Timer]) -> bench.Device:
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"torch {torch.__version__} sees no GPU, and bench measures on one; "
+            f"torch {torch.__version__} sees no GPU, and {command} measures on one; "
             "`python -m kernels aot` compiles without, `make test` checks results without"
         )
     if IS_INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET=1 is set; unset it to measure on the GPU")
     chip = torch.cuda.get_device_properties(torch.cuda.current_device()).name
-    return bench.Device("cuda", chip, current_target(), EventTimer(), time.monotonic)
+    return bench.Device("cuda", chip, current_target(), timer(), time.monotonic)
 
 
 def _interpreted() -> bench.Device:

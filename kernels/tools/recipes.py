@@ -6,6 +6,7 @@ A launch cannot go to another process, a recipe can: the child records it again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from kernels.cases import table
 from kernels.cases.case import Call, Case, Maker
+from kernels.ops.candidates import candidates
+from kernels.ops.configs import Question, asking, trying
 from kernels.ops.launching import (
     BUFFER_BYTES_MAX,
     Launch,
@@ -30,7 +33,8 @@ _FP8 = {torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e4m3fn: "fp8e4nv"}
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """A case in a dtype on an architecture. `is_large`: with a pool of keys and values beyond what
-    buffer instructions reach, which compiles to other loads.
+    buffer instructions reach, which compiles to other loads. `tried`: values over the default at
+    `sizes`, one of `kernels.ops.candidates`.
     """
 
     op: str
@@ -38,10 +42,14 @@ class Recipe:
     dtype: str
     arch: str
     is_large: bool = False
+    sizes: str = ""
+    tried: tuple[tuple[str, int], ...] = ()
 
     @property
     def shown(self) -> str:
-        return f"{self.op}/{self.case} {self.dtype}{' (pool > 2 GiB)' if self.is_large else ''}"
+        large = " (pool > 2 GiB)" if self.is_large else ""
+        tried = ", ".join(f"{name} {value}" for name, value in self.tried)
+        return f"{self.op}/{self.case} {self.dtype}{large}{f' ({tried})' if tried else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +110,32 @@ def launches_of(recipe: Recipe) -> list[Launch]:
     """What the op would start. Raises whatever the op or the case raises."""
     case, function = table.find(recipe.op, recipe.case), table.function(recipe.op)
     call = call_of(case, recipe)
-    with recording(recipe.arch) as launches:
+    values = {recipe.op: {recipe.sizes: dict(recipe.tried)}}
+    with recording(recipe.arch) as launches, trying(values) if recipe.tried else nullcontext():
         function(*call.args, **call.kwargs)
     return launches
+
+
+def questions_of(recipe: Recipe) -> list[Question]:
+    """What its op asks of `kernels.ops.configs` on the recipe's chip, each once; nothing where the
+    chip's units do not take the case.
+    """
+    with asking() as asked:
+        try:
+            launches_of(recipe)
+        except UnsupportedOnTargetError:
+            return []
+    return [each for number, each in enumerate(asked) if each not in asked[:number]]
+
+
+def with_candidates(wanted: Sequence[Recipe]) -> list[Recipe]:
+    """Each recipe once with every candidate of every question that its op asks, and not without."""
+    return [
+        replace(recipe, sizes=question.sizes, tried=tuple(values.items()))
+        for recipe in wanted
+        for question in questions_of(recipe)
+        for values in candidates(question)
+    ]
 
 
 def call_of(case: Case, recipe: Recipe) -> Call:

@@ -11,9 +11,10 @@ from torch import Tensor
 from kernels.cases.case import Call, Maker
 from kernels.dispatch import REFERENCE
 from kernels.doctor import checking
-from kernels.doctor.checking import SEED, Task, check, difference, medians_s, tensors_in
+from kernels.doctor.checking import SEED, Task, check, medians_s
 from kernels.doctor.shapes import _MAKERS, Geometry, cases_of
 from kernels.doctor.verdict import OpReport, Outcome
+from kernels.tools.against_torch import difference, tensors_in
 from kernels.tools.checking import ERROR_MAX
 from tests.support import faulty_ops
 
