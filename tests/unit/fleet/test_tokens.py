@@ -35,6 +35,32 @@ def test_tokens_a_byte_reach_their_p99_only_after_enough_prompts() -> None:
     assert plain.estimator.tokens.per_byte_p99() == 0.5
 
 
+def test_a_bill_that_nobody_saw_takes_the_most_that_prompts_of_such_a_size_have() -> None:
+    world = World()
+    tokens = world.estimator.tokens
+    assert tokens.prompt_tokens_most(100, world.now_s) == 50  # nothing was seen
+    for idx in range(40):
+        for prompt, num_bytes in ((30 + idx % 3, 100), (250 + idx % 5, 1_000)):
+            world.estimator.observe(
+                streamed(world.now_s, prompt=prompt, text_bytes=num_bytes), world.now_s
+            )
+    world.now_s += 1.0  # looked up once a second
+
+    # The template outweighs a short text, so the two sizes are learned apart.
+    assert 32 <= tokens.prompt_tokens_most(100, world.now_s) <= 35
+    assert 254 <= tokens.prompt_tokens_most(1_000, world.now_s) <= 273
+
+
+def test_what_was_learned_of_short_prompts_outlives_a_restart() -> None:
+    world, other = World(), World()
+    for _ in range(40):
+        world.estimator.observe(streamed(world.now_s, prompt=32, text_bytes=100), world.now_s)
+    state = world.estimator.tokens.export(world.now_s)
+    other.estimator.tokens.load(state, other.now_s, 0.0)
+
+    assert 32 <= other.estimator.tokens.prompt_tokens_most(100, other.now_s) <= 35
+
+
 def test_images_do_not_count_as_tokens_of_text() -> None:
     world = World()
     world.estimator.observe(

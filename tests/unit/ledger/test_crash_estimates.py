@@ -40,6 +40,8 @@ def attempt(**changes: Any) -> Any:
         ({"input_tokens": 110, "output_tokens": 50}, 80, 110 + 160),
         # A whole answer tells nothing on its way: all that is expected of it.
         ({"stream": False}, 30, 100 + 60),
+        # With a record it had come, and the record says all of it.
+        ({"stream": False, "input_tokens": 110, "output_tokens": 50}, 50, 110 + 100),
     ],
 )
 def test_a_crashed_attempt_is_billed_what_was_seen_and_what_may_follow(
@@ -51,6 +53,23 @@ def test_a_crashed_attempt_is_billed_what_was_seen_and_what_may_follow(
     assert end.usage.output == output
     assert (end.cost_nanos, end.billed_nanos, end.overrun_nanos) == (cost, cost, 0)
     assert (end.is_estimated, end.failure, end.lease_ids) == (True, CRASHED, ("lease",))
+
+
+@pytest.mark.parametrize(("share", "output"), [(0.0, 0), (0.41, 13), (1.0, 30)])
+def test_of_a_whole_answer_only_what_its_time_allowed_is_billed(share: float, output: int) -> None:
+    end = estimated_end(attempt(stream=False), (), 5.0, share_max=share)
+
+    assert end.usage is not None
+    assert (end.usage.input_total, end.usage.output) == (100, output)
+
+
+def test_a_stream_is_not_judged_by_its_time() -> None:
+    row = attempt(input_tokens=110, output_tokens=50)
+
+    end = estimated_end(row, (), 5.0, share_max=0.0)
+
+    assert end.usage is not None
+    assert end.usage.output == 80
 
 
 def test_a_client_never_pays_more_than_the_hold_for_a_crash() -> None:

@@ -109,3 +109,19 @@ def test_mistake_at_an_endpoint_is_named_there() -> None:
         endpoints_of("", "model: x, self_hosted: {billing: owned, watts: 9}")
 
     assert str(caught.value).startswith("models.m0[0].self_hosted.usd_per_kwh: is missing")
+
+
+@pytest.mark.parametrize(
+    ("said", "stops"),
+    [
+        ("", False),  # nobody knows whether it goes on generating
+        (", stops_when_left: true", True),
+        (", simulated: true", True),
+        (", simulated: true, stops_when_left: false", False),
+        (", self_hosted: {usd_per_hour: 2.10, tokens_per_hour: 3000000}", True),
+    ],
+)
+def test_who_stops_an_answer_that_nobody_waits_for(said: str, stops: bool) -> None:
+    (one,) = endpoints_of(said, "model: x")
+
+    assert one.stops_when_left is stops
