@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.errors import SetupError
+from gateway.retention import parse_retention
 
 PREFIX = "LOOPROUTER_"
 BACKENDS = PREFIX + "BACKEND_"  # read by `looprouter-backend`, not here
@@ -39,6 +40,7 @@ NAMES = frozenset(
         "PEPPER",
         "REDIS_URL",
         "REPLICAS",
+        "RETENTION",
         "SHADOW_POLICY",
         "STATUS_PUBLIC",
         "TRUSTED_PROXIES",
@@ -63,6 +65,8 @@ class Settings:
     """LOOPROUTER_REDIS_URL; None = limits are kept in this process."""
     replicas: int = 1
     """LOOPROUTER_REPLICAS: serving processes; each allows limit/replicas while Redis is down."""
+    retention_days: Mapping[str, int] = field(default_factory=dict)
+    """LOOPROUTER_RETENTION: how long rows are kept, where it is not the default."""
     log_level: str = "info"
     """LOOPROUTER_LOG_LEVEL."""
     log_format: str = "auto"
@@ -92,6 +96,7 @@ class Settings:
             files_url=found.get(PREFIX + "FILES_URL", "").strip(),
             redis_url=_redis_url(found),
             replicas=_replicas(found),
+            retention_days=_retention(found),
             log_level=_choice(found, "LOG_LEVEL", LOG_LEVELS, "info"),
             log_format=_choice(found, "LOG_FORMAT", LOG_FORMATS, "auto"),
             trusted_proxies=_networks(found),
@@ -224,6 +229,13 @@ def _replicas(environ: Mapping[str, str]) -> int:
             f"1 to {REPLICAS_MAX}"
         )
     return int(text)
+
+
+def _retention(environ: Mapping[str, str]) -> dict[str, int]:
+    try:
+        return parse_retention(environ.get(PREFIX + "RETENTION", ""))
+    except ValueError as e:
+        raise SetupError(f"{PREFIX}RETENTION: {e}") from e
 
 
 def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.app.load_polling import LoadPoller
 from gateway.app.policy_source import PolicySource, StorePolicySource
+from gateway.app.retention_job import RetentionJob
 from gateway.fleet.events import FleetEvent
 from gateway.fleet.exploration import ExplorationLimits
 from gateway.pipeline import Gateway
@@ -22,8 +23,6 @@ from gateway.store.audit import AuditEvent, append_events
 from gateway.store.changes import ENDPOINTS, KEYS, POLICIES, ChangeWatcher
 from gateway.store.holds import list_holds
 from gateway.store.policies import activate_policy
-from gateway.store.requests import purge_requests, purge_snapshots
-from gateway.store.rollups import purge_rollups
 from gateway.store.state import load_endpoint_state, save_endpoint_state
 
 log = structlog.get_logger()
@@ -31,9 +30,7 @@ log = structlog.get_logger()
 STATE_EVERY_S = 30.0
 EVENTS_EVERY_S = 1.0
 PURGE_EVERY_S = 60.0
-PURGE_BATCHES_MAX = 50  # a round
 RETRY_S = 1.0
-REQUESTS_KEEP_S = 7 * 86_400.0
 FLEET_STATE_KEY = "fleet"
 
 
@@ -66,6 +63,9 @@ class Housekeeping:
     def start(self) -> None:
         gateway = self._gateway
         watcher = ChangeWatcher(gateway.store, self._changed)
+        retention = RetentionJob(
+            gateway.store, gateway.settings.retention_days, wall_clock=gateway.wall_clock
+        )
         self._tasks = [
             asyncio.create_task(watcher.run()),
             asyncio.create_task(gateway.recorder.run()),
@@ -74,7 +74,7 @@ class Housekeeping:
             asyncio.create_task(self._poller.run()),
             asyncio.create_task(self._every(STATE_EVERY_S, self._save_state)),
             asyncio.create_task(self._every(EVENTS_EVERY_S, self._note_events)),
-            asyncio.create_task(self._every(PURGE_EVERY_S, self._purge)),
+            asyncio.create_task(self._every(PURGE_EVERY_S, retention.run)),
             asyncio.create_task(self._every(idempotency.RENEW_S, self._renew_claims)),
         ]
 
@@ -93,7 +93,7 @@ class Housekeeping:
             except (SQLAlchemyError, OSError, TimeoutError) as error:
                 log.warning("not kept at the end", error=error)
 
-    async def _every(self, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, period_s: float, work: Callable[[], Awaitable[object]]) -> None:
         while True:
             await asyncio.sleep(period_s)
             try:
@@ -177,18 +177,6 @@ class Housekeeping:
             )
         async with self._gateway.store.begin() as connection:
             await append_events(connection, [as_audit(event) for event in events])
-
-    async def _purge(self) -> None:
-        """A batch of each at a time, and as many as have piled up since the last round."""
-        now = self._gateway.wall_clock()
-        for _ in range(PURGE_BATCHES_MAX):
-            async with self._gateway.store.begin() as connection:
-                num = await purge_snapshots(connection, now=now)
-                num += await purge_requests(connection, older_than=now - REQUESTS_KEEP_S)
-                num += await purge_rollups(connection, now=now)
-                num += await idempotency.purge_expired(connection, now=now)
-            if num == 0:
-                return
 
     async def _renew_claims(self) -> None:
         gateway = self._gateway

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litestar import get, patch, post
+from litestar import get, patch, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.types import ControllerRouterHandler
 
@@ -17,9 +17,11 @@ from gateway.dashboard.settings_data import (
     AdminWanted,
     EventList,
     PasswordChange,
+    RetentionWanted,
     SettingsShown,
 )
 from gateway.store.admins import AdminRow
+from gateway.store.retention import Kept
 
 
 def settings_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
@@ -39,7 +41,12 @@ def settings_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
     @get("/settings", opt=VIEWER, tags=["settings"])
     async def read_settings() -> SettingsShown:
         """How this gateway is set up."""
-        return settings_data.settings_shown(desk)
+        return await settings_data.settings_shown(desk)
+
+    @put("/settings/retention", opt=OWNER, tags=["settings"])
+    async def change_retention(request: AnyRequest, data: JSONBody[RetentionWanted]) -> list[Kept]:
+        """Say how long rows are kept, all kinds at once. In force within a minute."""
+        return await settings_data.change_retention(request, desk, data)
 
     @get("/admins", opt=VIEWER, tags=["admins"])
     async def list_admins() -> list[AdminRow]:
@@ -71,6 +78,7 @@ def settings_api(desk: Desk) -> Sequence[ControllerRouterHandler]:
     return [
         list_events,
         read_settings,
+        change_retention,
         list_admins,
         create_admin,
         change_admin,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from gateway.errors import InvalidRequest
 from gateway.policy.units import parse_duration
+from gateway.retention import FOREVER, FOREVER_WORD
 
 NUMBER_DIGITS_MAX = 15
 WORDS_MAX = 1_000
@@ -22,6 +23,17 @@ def whole_number(fields: Mapping[str, str], name: str) -> int | None:
             f"{name}: {text[:40]!r} is no whole number; leave it empty for no limit", param=name
         )
     return int(text)
+
+
+def age_days(fields: Mapping[str, str], name: str) -> int | None:
+    """Days that something is kept, 0 for `forever`; None for an empty field: the default."""
+    text = fields.get(name, "").strip().lower()
+    if text == FOREVER_WORD:
+        return FOREVER
+    days = whole_number({name: text}, name)
+    if days == FOREVER:
+        raise InvalidRequest(f"{name}: write {FOREVER_WORD} to keep it for ever", param=name)
+    return days
 
 
 def words(fields: Mapping[str, str], name: str) -> tuple[str, ...]:

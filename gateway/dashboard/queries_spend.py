@@ -12,8 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.core import dollars
 from gateway.errors import InvalidRequest
 from gateway.ledger.windows import SECONDS_PER_DAY, day_of
-from gateway.store.rollup_tables import MONEY, SPEND_SUMS, TOKENS, spend_rollups
-from gateway.store.rollups import KEEP_S
+from gateway.store.rollup_tables import GRAINS_S, MONEY, SPEND_SUMS, TOKENS, spend_rollups
 from gateway.store.tables import keys, teams
 
 By = Literal["day", "key", "team", "model", "endpoint", "lane"]
@@ -166,10 +165,21 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[str, int]
 
 
-async def spans(connection: AsyncConnection, asked: Asked, *, now: float) -> list[Span]:
-    """By hour where the span is short and its hours are kept, else by day."""
-    is_kept = asked.since >= now - KEEP_S["hour"] + SECONDS_PER_DAY
-    grain = "hour" if asked.num_days <= PRICED_BY_HOUR_DAYS and is_kept else "day"
+async def spans(connection: AsyncConnection, asked: Asked) -> list[Span]:
+    """By hour where the span is short and all its hours are kept, else by day."""
+    days = await _spans(connection, asked, "day")
+    if asked.num_days > PRICED_BY_HOUR_DAYS:
+        return days
+    hours = await _spans(connection, asked, "hour")
+    # Hours have an age and days have none: what is missing of them would not be seen.
+    sums = [sum(each.cost_nanos for each in found) for found in (days, hours)]
+    counts = [sum(each.num_attempts for each in found) for found in (days, hours)]
+    return hours if sums[0] == sums[1] and counts[0] == counts[1] else days
+
+
+async def _spans(
+    connection: AsyncConnection, asked: Asked, grain: Literal["hour", "day"]
+) -> list[Span]:
     c = spend_rollups.c
     good = c.is_wasted.is_(False)
     sums = [sa.func.sum(sa.case((good, c[n]), else_=0)) for n in ("num_attempts", *TOKENS)]
@@ -179,11 +189,10 @@ async def spans(connection: AsyncConnection, asked: Asked, *, now: float) -> lis
         .group_by(c.bucket_start)
         .order_by(c.bucket_start)
     )
-    size_s = 3_600 if grain == "hour" else SECONDS_PER_DAY
     return [
         Span(
             start=start,
-            size_s=size_s,
+            size_s=GRAINS_S[grain],
             cost_nanos=int(cost),
             num_attempts=int(num),
             tokens={

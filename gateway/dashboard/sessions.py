@@ -43,7 +43,7 @@ class Sessions:
         self._wall_clock = wall_clock
 
     async def begin(self, admin: AdminRow, *, address: str, browser: str) -> str:
-        """Log an admin in with a token that nobody had before; forgets what is over."""
+        """Log an admin in with a token that nobody had before."""
         now = self._wall_clock()
         token = new_token()
         row = SessionRow(
@@ -56,7 +56,6 @@ class Sessions:
             browser=browser[:BROWSER_CHARS_MAX],
         )
         async with self._store.begin() as connection:
-            await admins.purge_sessions(connection, now=now, idle_since=now - IDLE_S)
             await admins.insert_session(connection, row)
             await admins.update_admin(connection, admin.id, last_login_at=now)
         return token

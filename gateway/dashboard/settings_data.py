@@ -15,12 +15,10 @@ from gateway.dashboard.sessions import ABSOLUTE_S, IDLE_S
 from gateway.errors import InvalidRequest, PermissionDenied
 from gateway.store import admins
 from gateway.store.admins import AdminRow
-from gateway.store.audit import AuditEvent, list_all_events
-from gateway.store.requests import SNAPSHOT_KEEP_S
-from gateway.store.rollups import KEEP_S as ROLLUPS_KEEP_S
+from gateway.store.audit import WHOLE_GATEWAY, AuditEvent, append_events, list_all_events
+from gateway.store.retention import Kept, choose_days, chosen_days, kept_of
 
 EVENTS_A_PAGE = 50
-DAY_S = 86_400.0
 _UNSAID: tuple[Any, ...] = (None, "", False, [])
 
 
@@ -59,6 +57,17 @@ class AdminIssued(msgspec.Struct, frozen=True, kw_only=True):
         return f"AdminIssued(name={self.name!r})"
 
 
+class RetentionWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whole days that rows are kept; 0 = for ever, null = as the environment says."""
+
+    requests: int | None = None  # the log
+    decisions: int | None = None  # the fleet as it was: decisions are explained and tried with it
+    attempts: int | None = None  # those that no money was booked for; the others stay
+    minutes: int | None = None  # figures by the minute
+    hours: int | None = None  # figures by the hour; those by the day stay
+    audit: int | None = None
+
+
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
     """One page of the audit log, newest first."""
 
@@ -77,8 +86,7 @@ class SettingsShown(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: str
     session_idle_hours: float
     session_hours_max: float
-    decisions_kept_days: float  # snapshots that decisions are explained from
-    figures_kept_days: dict[str, float]  # by grain of the roll-ups; what is not named stays
+    retention: list[Kept]  # what is not named here stays
 
 
 async def list_events(desk: Desk, query: Mapping[str, str], *, before: int | None) -> EventList:
@@ -149,10 +157,12 @@ async def change_password(request: AnyRequest, desk: Desk, change: PasswordChang
     )
 
 
-def settings_shown(desk: Desk) -> SettingsShown:
+async def settings_shown(desk: Desk) -> SettingsShown:
     """What an admin may know of the set-up."""
     gateway = desk.gateway
     settings = gateway.settings
+    async with gateway.store.read() as connection:
+        chosen = await chosen_days(connection)
     return SettingsShown(
         database="sqlite" if gateway.store.is_sqlite else "postgresql",
         has_redis=settings.redis_url is not None,
@@ -162,9 +172,38 @@ def settings_shown(desk: Desk) -> SettingsShown:
         policy_version=gateway.policy().version,
         session_idle_hours=IDLE_S / 3_600.0,
         session_hours_max=ABSOLUTE_S / 3_600.0,
-        decisions_kept_days=SNAPSHOT_KEEP_S / DAY_S,
-        figures_kept_days={grain: keep_s / DAY_S for grain, keep_s in ROLLUPS_KEEP_S.items()},
+        retention=list(kept_of(settings.retention_days, chosen).values()),
     )
+
+
+async def change_retention(request: AnyRequest, desk: Desk, wanted: RetentionWanted) -> list[Kept]:
+    """All ages at once, in force within a minute; what they are then."""
+    gateway = desk.gateway
+    given = gateway.settings.retention_days
+    named = msgspec.structs.asdict(wanted)
+    after = {name: days for name, days in named.items() if days is not None}
+    async with gateway.store.begin() as connection:
+        was = kept_of(given, await chosen_days(connection))
+        try:
+            await choose_days(connection, after)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="retention") from None
+        now = kept_of(given, after)
+        moved = [name for name in now if now[name].days != was[name].days]
+        event = AuditEvent(
+            tenant_id=WHOLE_GATEWAY,
+            at=gateway.wall_clock(),
+            actor=actor_of(request),
+            action="retention.change",
+            subject="retention",
+            detail={
+                "before": {name: was[name].days for name in moved},
+                "after": {name: now[name].days for name in moved},
+            },
+        )
+        if moved:
+            await append_events(connection, [event])
+    return list(now.values())
 
 
 def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:

@@ -21,8 +21,10 @@ from gateway.dashboard.settings_data import (
     AdminIssued,
     AdminWanted,
     PasswordChange,
+    RetentionWanted,
 )
 from gateway.errors import ApiError
+from gateway.retention import AGES
 from gateway.store.admin_tables import ROLES
 
 Form = URLEncodedBody[dict[str, str]]
@@ -48,8 +50,8 @@ def settings_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
     return [show, change_password]
 
 
-def admin_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    """What owners do to admins."""
+def owner_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
+    """What owners do: to admins, and to what is kept."""
 
     @post("/settings/admins", opt=OWNER, status_code=200)
     async def create_admin(request: AnyRequest, data: Form) -> Response[Any]:
@@ -75,14 +77,22 @@ def admin_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
 
         return await _done(request, desk, work)
 
-    return [create_admin, change_admin, reset_admin]
+    @post("/settings/retention", opt=OWNER, status_code=200)
+    async def change_retention(request: AnyRequest, data: Form) -> Response[Any]:
+        async def work() -> None:
+            wanted = RetentionWanted(**{name: forms.age_days(data, name) for name in AGES})
+            await settings_data.change_retention(request, desk, wanted)
+
+        return await _done(request, desk, work)
+
+    return [create_admin, change_admin, reset_admin, change_retention]
 
 
 PAGE = Page(
     path="/settings",
     title="settings.title",
     role="viewer",
-    routes=lambda desk: [*settings_routes(desk), *admin_routes(desk)],
+    routes=lambda desk: [*settings_routes(desk), *owner_routes(desk)],
     api_routes=settings_api,
 )
 
@@ -124,7 +134,7 @@ async def _page(
         admins=await accounts.list_admins(desk.gateway.store),
         roles=ROLES,
         is_owner=has_role(session_of(request).admin.role, "owner"),
-        settings=settings_data.settings_shown(desk),
+        settings=await settings_data.settings_shown(desk),
         detail_of=settings_data.detail_shown,
         moment=forms.moment,
     )

@@ -73,8 +73,7 @@ class SpendDesk:
         async with gateway.store.read() as connection:
             found = await spend(connection, asked, by=grouping)
             endpoint = gateway.policy().endpoints.get(await baseline_id(connection))
-            now = gateway.wall_clock()
-            parts = await spans(connection, asked, now=now) if endpoint is not None else []
+            parts = await spans(connection, asked) if endpoint is not None else []
         saved = None if endpoint is None else await self._baseline.savings(endpoint, parts)
         first, last = day_of(asked.since), day_of(asked.until)
         return SpendAnswer(first=first, last=last, spend=found, savings=saved)

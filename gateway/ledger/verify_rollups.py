@@ -11,6 +11,7 @@ from gateway.core import dollars
 from gateway.ledger.windows import SECONDS_PER_DAY, day_of
 from gateway.store.batch_tables import corrections
 from gateway.store.ledger_tables import attempts
+from gateway.store.retention import free_attempts_gone_before
 from gateway.store.rollup_tables import MONEY, SPEND_NAMES, spend_rollups
 
 PROBLEMS_MAX = 20
@@ -29,8 +30,11 @@ async def rollup_problems(connection: AsyncConnection) -> list[str]:
         summed[tuple(row[: len(names)])] = [int(each) for each in row[len(names) :]]
     nothing = [0] * (1 + len(MONEY))
     problems: list[str] = []
+    free_gone_before = await free_attempts_gone_before(connection)
     for key in sorted(booked.keys() | summed.keys()):
         ours, theirs = summed.get(key, nothing), booked.get(key, nothing)
+        if key[0] < free_gone_before and ours[0] > theirs[0]:
+            theirs = [ours[0], *theirs[1:]]  # their money must be there all the same
         if ours != theirs and len(problems) < PROBLEMS_MAX:
             problems.append(_problem(key, ours, theirs))
     return problems

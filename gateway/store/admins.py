@@ -133,11 +133,14 @@ async def delete_sessions_of(
     return (await connection.execute(statement)).rowcount
 
 
-async def purge_sessions(connection: AsyncConnection, *, now: float, idle_since: float) -> int:
-    """Forget sessions that are over; how many went."""
-    statement = admin_sessions.delete().where(
-        sa.or_(admin_sessions.c.expires_at <= now, admin_sessions.c.last_seen_at <= idle_since)
-    )
+async def purge_sessions(
+    connection: AsyncConnection, *, now: float, idle_since: float, rows: int
+) -> int:
+    """Forget at most `rows` sessions that are over; how many went."""
+    c = admin_sessions.c
+    over = sa.or_(c.expires_at <= now, c.last_seen_at <= idle_since)
+    oldest = sa.select(c.token_hash).where(over).limit(rows)
+    statement = admin_sessions.delete().where(c.token_hash.in_(oldest))
     return (await connection.execute(statement)).rowcount
 
 

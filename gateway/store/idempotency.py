@@ -25,7 +25,6 @@ CLAIM_S = 60.0
 RENEW_S = 15.0
 RETRY_AFTER_S = 1.0
 BODY_BYTES_MAX = 1024 * 1024
-PURGE_ROWS_MAX = 5_000
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _HEADERS = msgspec.json.Decoder(list[tuple[str, str]])
 
@@ -168,14 +167,14 @@ async def renew_claims(
     return (await connection.execute(statement)).rowcount
 
 
-async def purge_expired(connection: AsyncConnection, *, now: float) -> int:
-    """Delete at most PURGE_ROWS_MAX rows whose time is over, of every tenant."""
+async def purge_expired(connection: AsyncConnection, *, now: float, rows: int) -> int:
+    """Delete at most `rows` whose time is over, of every tenant."""
     table = idempotency
     old = (
         sa.select(table.c.tenant_id, table.c.key)
         .where(table.c.expires_at <= now)
         .order_by(table.c.expires_at)
-        .limit(PURGE_ROWS_MAX)
+        .limit(rows)
     )
     statement = table.delete().where(sa.tuple_(table.c.tenant_id, table.c.key).in_(old))
     return (await connection.execute(statement)).rowcount

@@ -16,9 +16,7 @@ from gateway.store.tables import requests, snapshots
 from gateway.store.upsert import insert_into
 from gateway.wire.usage import Usage
 
-SNAPSHOT_KEEP_S = 7 * 86_400.0
 PAGE_ROWS_MAX = 1_000
-PURGE_ROWS_MAX = 5_000
 IDS_PER_QUERY_MAX = 500
 ERROR_CHARS_MAX = 500
 SNAPSHOT_BYTES_MAX = 64 * 1024 * 1024
@@ -201,21 +199,25 @@ async def find_snapshot(connection: AsyncConnection, snapshot_id: str) -> FleetS
     return _SNAPSHOT.decode(zlib.decompressobj().decompress(body, SNAPSHOT_BYTES_MAX))
 
 
-async def purge_snapshots(connection: AsyncConnection, *, now: float) -> int:
-    """Delete at most PURGE_ROWS_MAX that are older than SNAPSHOT_KEEP_S; returns how many."""
-    return await _purge(connection, snapshots, snapshots.c.at, now - SNAPSHOT_KEEP_S)
+async def purge_snapshots(connection: AsyncConnection, *, older_than: float, rows: int) -> int:
+    """Delete the oldest `rows` from before an instant; returns how many there were."""
+    return await _purge(connection, snapshots, snapshots.c.at, older_than, rows)
 
 
-async def purge_requests(connection: AsyncConnection, *, older_than: float) -> int:
-    """Delete at most PURGE_ROWS_MAX rows from before an instant; returns how many."""
-    return await _purge(connection, requests, requests.c.created_at, older_than)
+async def purge_requests(connection: AsyncConnection, *, older_than: float, rows: int) -> int:
+    """Delete the oldest `rows` from before an instant; returns how many there were."""
+    return await _purge(connection, requests, requests.c.created_at, older_than, rows)
 
 
 async def _purge(
-    connection: AsyncConnection, table: sa.Table, at: sa.ColumnElement[float], limit: float
+    connection: AsyncConnection,
+    table: sa.Table,
+    at: sa.ColumnElement[float],
+    limit: float,
+    rows: int,
 ) -> int:
-    # In pieces: one long delete would hold up every other writer of an SQLite file.
-    oldest = sa.select(table.c.id).where(at < limit).order_by(at).limit(PURGE_ROWS_MAX)
+    # In slices: one long delete would hold up every other writer of an SQLite file.
+    oldest = sa.select(table.c.id).where(at < limit).order_by(at).limit(rows)
     return (await connection.execute(table.delete().where(table.c.id.in_(oldest)))).rowcount
 
 

@@ -25,10 +25,6 @@ from gateway.store.rollup_tables import (
     spend_rollups,
 )
 
-# Days are kept for ever: they are the bill.
-KEEP_S = {"minute": 86_400.0, "hour": 100 * 86_400.0}
-PURGE_ROWS_MAX = 5_000
-
 Names = tuple[object, ...]
 
 
@@ -97,23 +93,25 @@ def _adding(
     return str(compiled)
 
 
-async def purge_rollups(connection: AsyncConnection, *, now: float) -> int:
+async def purge_rollups(
+    connection: AsyncConnection, grain: str, *, older_than: float, rows: int
+) -> int:
     """
-    Delete the oldest rows of each kind that are older than KEEP_S; returns how many.
+    Delete the oldest rows of a grain from before an instant; returns how many.
 
-    PURGE_ROWS_MAX of a kind at most, and then the rest of the bucket it came to.
+    `rows` of each table, and then the rest of the bucket it came to: a bucket is whole or gone.
     """
-    num_rows = 0
+    assert grain != "day", "days are the bill"
+    num_gone = 0
     for table in (spend_rollups, request_rollups):
         c = table.c
-        for grain, keep_s in KEEP_S.items():
-            old = (c.grain == grain, c.bucket_start < int(now - keep_s))
-            oldest = sa.select(c.bucket_start).where(*old).order_by(c.bucket_start)
-            last = await connection.scalar(oldest.limit(1).offset(PURGE_ROWS_MAX - 1))
-            limit = [] if last is None else [c.bucket_start <= last]
-            deleted = await connection.execute(sa.delete(table).where(*old, *limit))
-            num_rows += deleted.rowcount
-    return num_rows
+        old = (c.grain == grain, c.bucket_start < int(older_than))
+        oldest = sa.select(c.bucket_start).where(*old).order_by(c.bucket_start)
+        last = await connection.scalar(oldest.limit(1).offset(rows - 1))
+        limit = [] if last is None else [c.bucket_start <= last]
+        deleted = await connection.execute(sa.delete(table).where(*old, *limit))
+        num_gone += deleted.rowcount
+    return num_gone
 
 
 def total(rows: Iterable[Mapping[str, Any]], sums: Sequence[str]) -> dict[str, int]:

@@ -77,14 +77,14 @@ def pages_of(now: float, middle: float) -> dict[str, Work]:
         found[f"spend: 30 days by {by}"] = grouped
 
     async def by_span(connection: Any) -> object:
-        return await spans(connection, week, now=now)
+        return await spans(connection, week)
 
     found["spend: savings of 30 days"] = by_span
 
     async def today(connection: Any) -> object:
         day = time.strftime("%Y-%m-%d", time.gmtime(now))
         asked = asked_of(day, day, now=now, tenant_id="tenant1", days_max=1)
-        return await spans(connection, asked, now=now), await spend(connection, asked, by="key")
+        return await spans(connection, asked), await spend(connection, asked, by="key")
 
     found["spend: today of a tenant, by hour and key"] = today
     return found

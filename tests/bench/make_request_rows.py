@@ -20,14 +20,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gateway.ledger.windows import day_of
+from gateway.retention import AGES
 from gateway.store import migrate
 from gateway.store.engine import open_store, parse_url
 from gateway.store.ledger_tables import attempts
 from gateway.store.rollup_tables import GRAINS_S
-from gateway.store.rollups import KEEP_S, Sums, request_sums, spend_sums
+from gateway.store.rollups import Sums, request_sums, spend_sums
 from gateway.store.tables import keys, requests, teams, tenants
 
 CHUNK_ROWS = 20_000
+KEEP_S = {"minute": AGES["minutes"].default * 86_400.0, "hour": AGES["hours"].default * 86_400.0}
 TENANTS, TEAMS, KEYS = 5, 12, 40
 MODELS = ("chat", "fast", "long", "code")
 ENDPOINTS = (

@@ -19,7 +19,7 @@ from gateway.prices.rows import UNPRICED
 from gateway.store.engine import Store
 from gateway.store.ledger_tables import attempts
 from gateway.store.rollup_tables import GRAINS_S, MONEY, SPEND_SUMS, TOKENS, spend_rollups
-from gateway.store.rollups import KEEP_S, PURGE_ROWS_MAX, purge_rollups, spend_sums
+from gateway.store.rollups import purge_rollups, spend_sums
 from gateway.wire.usage import Usage
 from tests.support.ledgers import CENT, Bench, bench, cost_of, die, request_of
 from tests.support.reconciling import ledger_bench
@@ -168,18 +168,17 @@ async def test_old_minutes_and_hours_go_in_bounded_steps_and_days_stay(tmp_path:
     async with bench(tmp_path) as at:
         sums = spend_sums()
         names = ("t", "m", "k", "e", "x", "interactive", False)
-        num_minutes = PURGE_ROWS_MAX + 700
+        rows, num_minutes = 300, 420
         for i in range(num_minutes):
             sums.add(60.0 * i, names, (1,) * len(SPEND_SUMS))
         async with at.store.begin() as connection:
             await sums.write(connection)
         days = await sums_of(at.store, "day")
-        num_hours = -(-num_minutes // 60)
-        now = 60.0 * num_minutes + max(KEEP_S.values())
+        old = 60.0 * num_minutes
         gone = []
-        for _ in range(3):
+        for grain in ("minute", "minute", "minute", "hour", "hour"):
             async with at.store.begin() as connection:
-                gone.append(await purge_rollups(connection, now=now))
-        assert gone == [PURGE_ROWS_MAX + num_hours, 700, 0]
+                gone.append(await purge_rollups(connection, grain, older_than=old, rows=rows))
+        assert gone == [rows, num_minutes - rows, 0, num_minutes // 60, 0]
         assert await sums_of(at.store, "day") == days
         assert (await sums_of(at.store, "minute"))["num_attempts"] == 0

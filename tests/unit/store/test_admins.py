@@ -50,7 +50,7 @@ async def test_sessions_are_found_touched_ended_and_purged(store: Store) -> None
         await admins.touch_session(connection, b"c", now=95.0)
         found = await admins.find_session(connection, b"c")
         unknown = await admins.find_session(connection, b"x")
-        purged = await admins.purge_sessions(connection, now=60.0, idle_since=20.0)
+        purged = await admins.purge_sessions(connection, now=60.0, idle_since=20.0, rows=9)
         kept = await admins.delete_sessions_of(connection, bob, keep=b"c")
         ended = [await admins.delete_session(connection, b"c") for _ in range(2)]
 

@@ -166,8 +166,8 @@ async def test_expired_rows_are_purged(store: Store) -> None:
     await _finish(store, now=0.0)
     await _claim(store, "c9", key="running", now=KEEP_S)
     async with store.begin() as connection:
-        assert await idempotency.purge_expired(connection, now=KEEP_S) == 1
-        assert await idempotency.purge_expired(connection, now=KEEP_S) == 0
+        assert await idempotency.purge_expired(connection, now=KEEP_S, rows=9) == 1
+        assert await idempotency.purge_expired(connection, now=KEEP_S, rows=9) == 0
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1))

@@ -198,25 +198,24 @@ async def test_decided_requests_of_all_tenants_page_back_to_an_instant(store: St
     assert [row.id for row in wanted] == seen
 
 
-async def test_snapshots_are_kept_for_seven_days(store: Store) -> None:
-    now = 30 * DAY_S
+async def test_old_snapshots_go_and_those_of_the_last_instant_stay(store: Store) -> None:
+    old = 23 * DAY_S
     async with store.begin() as connection:
         await requests.insert_snapshots(
-            connection, [_snapshot("old", now - 7 * DAY_S - 1), _snapshot("new", now - 7 * DAY_S)]
+            connection, [_snapshot("old", old - 1), _snapshot("new", old)]
         )
-        assert await requests.purge_snapshots(connection, now=now) == 1
-        assert await requests.purge_snapshots(connection, now=now) == 0
+        assert await requests.purge_snapshots(connection, older_than=old, rows=9) == 1
+        assert await requests.purge_snapshots(connection, older_than=old, rows=9) == 0
         assert await requests.find_snapshot(connection, "old") is None
         assert await requests.find_snapshot(connection, "new") is not None
 
 
-async def test_old_requests_are_purged_in_pieces(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(requests, "PURGE_ROWS_MAX", 2)
+async def test_old_requests_are_purged_in_slices(store: Store) -> None:
     async with store.begin() as connection:
         await requests.insert_requests(connection, [_row(f"r{i}", at=float(i)) for i in range(5)])
-        counts = [await requests.purge_requests(connection, older_than=3.0) for _ in range(3)]
+        counts = [
+            await requests.purge_requests(connection, older_than=3.0, rows=2) for _ in range(3)
+        ]
         left = await requests.list_requests(connection, "t1")
 
     assert counts == [2, 1, 0]

@@ -34,6 +34,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         LOOPROUTER_DATABASE_URL="postgres://u:secret@db/looprouter",
         LOOPROUTER_REDIS_URL="redis://cache:6379/1",
         LOOPROUTER_REPLICAS="4",
+        LOOPROUTER_RETENTION="requests=14d, audit=forever",
         LOOPROUTER_LOG_LEVEL="DEBUG",
         LOOPROUTER_LOG_FORMAT="json",
         LOOPROUTER_TRUSTED_PROXIES="10.0.0.0/8, ::1",
@@ -45,6 +46,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
     assert settings.database_url == "postgres://u:secret@db/looprouter"
     assert settings.redis_url == "redis://cache:6379/1"
     assert settings.replicas == 4
+    assert settings.retention_days == {"requests": 14, "audit": 0}
     assert settings.log_level == "debug"
     assert settings.log_format == "json"
     assert [str(n) for n in settings.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
@@ -83,6 +85,13 @@ def test_misspelt_variables_are_reported(tmp_path: Path) -> None:
         ("REPLICAS", "0", "1 to 1024"),
         ("REPLICAS", "many", "1 to 1024"),
         ("REPLICAS", "9" * 5000, "1 to 1024"),
+        ("RETENTION", "prompts=3d", "requests, decisions"),
+        ("RETENTION", "requests", "requests=14d"),
+        ("RETENTION", "requests=0", "requests=forever"),
+        ("RETENTION", "requests=" + "9" * 5000, "1 to 3650"),
+        ("RETENTION", "audit=3", "30 to 3650 days, or forever"),
+        ("RETENTION", "minutes=forever", "1 to 31 days"),
+        ("RETENTION", "requests=3,requests=4", "twice"),
         ("LOG_LEVEL", "loud", "debug, info"),
         ("LOG_FORMAT", "xml", "auto, console"),
         ("TRUSTED_PROXIES", "10.0.0.0/8,proxy", "'proxy'"),
