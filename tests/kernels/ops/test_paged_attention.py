@@ -97,6 +97,21 @@ def test_number_of_splits_does_not_change_the_result() -> None:
         )
 
 
+def test_splits_are_summed_a_few_at_a_time(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are taken at once: each by its own largest score."""
+    monkeypatch.setattr(op, "SPLITS_AT_ONCE", 2)
+    shape = replace(SMALL, context_lens=(300, 5), query_len=1, num_splits=4)
+    call = made(shape)
+
+    got = paged_attention(*call.args, **call.kwargs)
+
+    summed = launches.given[1]
+    assert (summed["num_splits"], summed["AT_ONCE"]) == (4, 2)
+    assert error(got, shape, call) < 1e-6
+
+
 @pytest.mark.parametrize("page", [8, 64])
 def test_pool_beyond_32_bits_is_read_by_wide_offsets(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, page: int

@@ -84,6 +84,17 @@ def test_drafts_the_target_rules_out_never_stand() -> None:
     assert got.tolist() == [0]
 
 
+def test_draft_exactly_at_its_bar_stands() -> None:
+    # p = 1/2, a draft that is certain: u · q ≤ p holds up to one half, and no further.
+    logits, temperature = torch.zeros(3, 2, 2), torch.ones(3)
+    uniforms = torch.tensor([[0.5], [0.5 + 2.0**-20], [0.0]])
+    drafts, num_valid = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+
+    for op in (verify_rejection, reference):
+        got = op(logits, drafts, num_valid, uniforms, temperature=temperature)
+        assert got.tolist() == [1, 0, 1], op
+
+
 def test_rows_apart_and_results_where_they_are_wanted() -> None:
     logits, drafts, num_valid, uniforms, probs = case(4, 3, 30)
     wide = torch.stack([logits, logits + 1.0], dim=2)[:, :, 0]  # rows that do not follow each other
