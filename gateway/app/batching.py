@@ -52,13 +52,15 @@ async def running_batches(gateway: Gateway) -> AsyncIterator[BatchLane]:
 
 
 async def _sweep(lane: BatchLane) -> None:
-    """Take away the bytes of files that were deleted or whose time is over."""
+    """Take away the bytes of files that were deleted or whose time is over, and unfinished ones."""
     while True:
-        await asyncio.sleep(SWEEP_EVERY_S)
         try:
+            if num_swept := await lane.storage.sweep_unfinished(now=lane.gateway.wall_clock()):
+                log.info("unfinished files of killed writers taken away", num=num_swept)
             await sweep_once(lane)
         except (SQLAlchemyError, OSError, TimeoutError, ServiceError) as error:
             log.warning("files not swept, will try again", error=error)
+        await asyncio.sleep(SWEEP_EVERY_S)
 
 
 async def sweep_once(lane: BatchLane) -> int:

@@ -46,7 +46,7 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"the body is not a batch to create: {error}") from None
     file = await file_handlers.find(lane, caller, asked.input_file_id[:80])
-    wish = await wish_of(lane, file, asked)
+    wish = wish_of(file, asked)
     if asked.plan_only:
         _, lines, planned = await service.planned_batch(lane, caller, wish, file, dialect=DIALECT)
         shown = {"lines": len(lines), "is_feasible": planned.is_feasible, **planned.shown}
@@ -58,10 +58,10 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
     await answer_json(exchange, openai_json(row))
 
 
-async def wish_of(lane: BatchLane, file: FileRow, asked: CreateBody) -> Wish:
+def wish_of(file: FileRow, asked: CreateBody) -> Wish:
     """What is asked for, checked. Raises InvalidRequest."""
-    surface = URLS.get(asked.endpoint) if asked.endpoint else await service.surface_of(lane, file)
-    if surface is None:
+    surface = URLS.get(asked.endpoint)
+    if asked.endpoint and surface is None:
         raise InvalidRequest(
             f"endpoint is {asked.endpoint[:80]!r}; use one of {', '.join(URLS)}", param="endpoint"
         )

@@ -16,6 +16,7 @@ from gateway.errors import ApiError, InvalidRequest, PermissionDenied, ServiceEr
 from gateway.policy.facts import allowed_model
 from gateway.policy.policy import Policy
 from gateway.policy.units import parse_duration
+from gateway.store.audit import AuditEvent, append_events
 from gateway.store.batch_tables import batches
 from gateway.store.batches import (
     INSERT_ROWS_MAX,
@@ -36,9 +37,9 @@ OUTPUT_TOKENS_UNKNOWN = 1_024  # of a line that names no limit, before lengths w
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for, in either dialect."""
+    """What a client asks for, in either dialect. No `surface`: whatever the lines ask for."""
 
-    surface: Surface
+    surface: Surface | None = None
     completion_window: str
     window_s: float
     metadata: Mapping[str, str] = {}
@@ -98,7 +99,7 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def check_lines(index: FileIndex, wish: Wish, caller: Caller, policy: Policy) -> None:
     """Every line's model must exist, be the key's to use, and have room. Raises InvalidRequest."""
-    if index.surface is not wish.surface:
+    if wish.surface is not None and index.surface is not wish.surface:
         raise InvalidRequest(
             f"the file's lines are for {URL_OF[index.surface]}, not {URL_OF[wish.surface]}",
             param="endpoint",
@@ -108,7 +109,7 @@ def check_lines(index: FileIndex, wish: Wish, caller: Caller, policy: Policy) ->
     for line in index.lines:
         found = known.get(line.model)
         if found is None:
-            found = known[line.model] = _serving(line.model, wish.surface, caller, policy)
+            found = known[line.model] = _serving(line.model, index.surface, caller, policy)
         problem = _renumbered(found, line) if isinstance(found, LineProblem) else _room(found, line)
         if problem is not None:
             problems.append(problem)
@@ -188,11 +189,16 @@ def new_lines(
 
 
 async def put_down(
-    store: Store, row: BatchRow, lines: Sequence[NewLine], planned: PlannedLines
+    store: Store,
+    row: BatchRow,
+    lines: Sequence[NewLine],
+    planned: PlannedLines,
+    *,
+    note: AuditEvent,
 ) -> BatchRow:
     """Write batch and lines; whoever reads it before the end sees `validating`.
 
-    Where that fails nothing is left of it.
+    Where that fails nothing is left of it. `note` is written with the end: both or neither.
     """
     async with store.begin() as connection:
         await _refuse_too_many(connection, row.tenant_id)
@@ -215,6 +221,7 @@ async def put_down(
                     "the batch took so long to make that it was taken for lost; nothing was "
                     "charged, send it again"
                 )
+            await append_events(connection, [note])
     except BaseException:
         await asyncio.shield(_take_back(store, row.id))
         raise

@@ -30,7 +30,6 @@ from gateway.store.batches import (
     move_batch,
 )
 from gateway.store.files import FileRow
-from gateway.wire.pieces import Surface
 
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
@@ -48,8 +47,8 @@ async def create(
         planned = await lane.planner.place_new(row, lines, caller, now=lane.gateway.wall_clock())
         if not planned.is_feasible:
             raise Infeasible(planned.refusal, detail=planned.shown)
-        made = await put_down(lane.gateway.store, row, lines, planned)
-    await _note(lane, made, "batch.create", actor)
+        note = _note(row, "batch.create", actor, at=row.created_at)
+        made = await put_down(lane.gateway.store, row, lines, planned, note=note)
     lane.wake()
     return made
 
@@ -68,16 +67,16 @@ async def _prepared(
     gateway = lane.gateway
     if gateway.is_draining:
         raise Draining("the gateway is shutting down; send the request again", retry_after_s=2)
-    if caller.routes and wish.surface.value not in caller.routes:
-        raise PermissionDenied(
-            f"this key may not use the {wish.surface.value} API; "
-            f"it may use {', '.join(caller.routes)}"
-        )
     policy = gateway.policy()
     try:
         index: FileIndex = await read_index(lane.storage, file.storage_key)
     except FileNotFoundError:
         raise NotFound(f"the content of {file.id} is gone; upload it again") from None
+    surface = index.surface
+    if caller.routes and surface.value not in caller.routes:
+        raise PermissionDenied(
+            f"this key may not use the {surface.value} API; it may use {', '.join(caller.routes)}"
+        )
     check_lines(index, wish, caller, policy)
     names = {each.model: allowed_model(each.model, caller, policy) for each in index.lines}
     lines = new_lines(index, names.__getitem__, _output_tokens)
@@ -88,7 +87,7 @@ async def _prepared(
         team_id=caller.team_id,
         key_id=caller.key_id,
         dialect=dialect,
-        surface=wish.surface.value,
+        surface=surface.value,
         state="validating",
         input_file_id=file.id,
         completion_window=wish.completion_window,
@@ -99,14 +98,6 @@ async def _prepared(
         num_lines=len(lines),
     )
     return row, lines
-
-
-async def surface_of(lane: BatchLane, file: FileRow) -> Surface | None:
-    """What the lines of a file ask for; None for a file without lines of ours."""
-    try:
-        return (await read_index(lane.storage, file.storage_key)).surface
-    except FileNotFoundError:
-        return None
 
 
 def _output_tokens(_model: str, max_tokens: int) -> int:
@@ -151,27 +142,27 @@ async def stop(lane: BatchLane, row: BatchRow, *, actor: str = "") -> None:
         raise Conflict(f"{row.id} has ended ({row.state}) and cannot be cancelled")
     if row.state == "validating":
         raise Conflict(f"{row.id} is being made; cancel it once it is in_progress")
+    now = lane.gateway.wall_clock()
     async with lane.gateway.store.begin() as connection:
         is_first = await move_batch(
             connection,
             row.id,
             to="cancelling",
             out_of=("in_progress",),
-            values={"cancelling_at": lane.gateway.wall_clock()},
+            values={"cancelling_at": now},
         )
+        if is_first:
+            await append_events(connection, [_note(row, "batch.cancel", actor, at=now)])
     if is_first:
-        await _note(lane, row, "batch.cancel", actor)
         lane.wake()
 
 
-async def _note(lane: BatchLane, row: BatchRow, action: str, actor: str) -> None:
-    event = AuditEvent(
+def _note(row: BatchRow, action: str, actor: str, *, at: float) -> AuditEvent:
+    return AuditEvent(
         tenant_id=row.tenant_id,
-        at=lane.gateway.wall_clock(),
+        at=at,
         actor=actor or f"key {row.key_id}",
         action=action,
         subject=row.id,
         detail={"lines": row.num_lines, "input_file": row.input_file_id},
     )
-    async with lane.gateway.store.begin() as connection:
-        await append_events(connection, [event])

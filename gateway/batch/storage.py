@@ -5,6 +5,8 @@ What is being written is not there until it is whole: a cut upload leaves nothin
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 WRITE_BUFFER_BYTES = 4 * 1024 * 1024  # a part of an upload to an object store
 READ_BYTES_MIN = 256 * 1024
+UNFINISHED_S = 3_600.0  # of silence: nobody writes on it any more
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.[a-z]{1,16})?")
+_UNFINISHED = re.compile(rf"{_KEY.pattern}#\d+")  # as obstore names it in a folder
 _NO_SPACE = re.compile(r"os error (?:28|122|27)\b|No space left|quota exceeded", re.IGNORECASE)
 
 
@@ -43,8 +47,9 @@ class FileStorage:
     does not answer; a key that is not there is FileNotFoundError.
     """
 
-    def __init__(self, store: ObjectStore, where: str) -> None:
+    def __init__(self, store: ObjectStore, where: str, folder: Path | None = None) -> None:
         self._store = store
+        self._folder = folder
         self.where = where
 
     @asynccontextmanager
@@ -101,6 +106,17 @@ class FileStorage:
             except FileNotFoundError:
                 return
 
+    async def sweep_unfinished(self, *, now: float) -> int:
+        """
+        Take what killed writers left out of the folder; how many. Young ones are left to theirs.
+
+        An object store shows them to nobody but its own lifecycle rules, which end them.
+        """
+        if self._folder is None:
+            return 0
+        with _told(self.where):
+            return await asyncio.to_thread(_sweep_folder, self._folder, now - UNFINISHED_S)
+
 
 class Writing:
     """An object under way."""
@@ -131,7 +147,7 @@ def open_storage(url: str, home: Path) -> FileStorage:
     try:
         if folder is not None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return FileStorage(LocalStore(folder), str(folder))
+            return FileStorage(LocalStore(folder), str(folder), folder)
         return FileStorage(from_url(url), url)
     except (BaseError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
@@ -165,6 +181,18 @@ class _told:
         raise StorageFailed(
             "the storage of files does not answer; send the request again", retry_after_s=5.0
         ) from error
+
+
+def _sweep_folder(folder: Path, written_before: float) -> int:
+    num_swept = 0
+    for path in folder.iterdir():
+        if _UNFINISHED.fullmatch(path.name) is None:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps it too
+            if path.stat().st_mtime < written_before:
+                path.unlink()
+                num_swept += 1
+    return num_swept
 
 
 def _checked(key: str) -> str:

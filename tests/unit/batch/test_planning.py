@@ -27,6 +27,7 @@ from gateway.policy.placement import LaneOffer
 from gateway.policy.policy import Policy
 from gateway.prices.book import PriceBook
 from gateway.prices.rows import BATCH, complete_row
+from gateway.store.audit import AuditEvent
 from gateway.store.batches import BatchRow, NewLine
 from gateway.store.engine import Store
 from gateway.wire.pieces import Surface
@@ -98,11 +99,14 @@ async def placed_beside(
     return await planner.place_new(batch(now, **fields), lines, CALLER, now=now)
 
 
+NOTE = AuditEvent(tenant_id="ten", at=0.0, actor="key k", action="batch.create", subject="b")
+
+
 async def accepted(
     store: Store, planned: PlannedLines, lines: list[NewLine], row: BatchRow
 ) -> None:
     assert planned.is_feasible, planned.refusal
-    await put_down(store, row, lines, planned)
+    await put_down(store, row, lines, planned, note=NOTE)
 
 
 def offers_of(policy: Policy, fleet: Fleet, now: float, **more: Any) -> dict[str, LaneOffer]:
