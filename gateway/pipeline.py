@@ -29,6 +29,7 @@ from gateway.policy.decide import decide
 from gateway.policy.explain import explain, explain_in_header
 from gateway.policy.facts import describe
 from gateway.policy.filter import CAPACITY_RULES
+from gateway.policy.home import PolicyHome
 from gateway.policy.load import Policy
 from gateway.prices.machine_meter import MachineMeter
 from gateway.relay.admission import Admission, Turn
@@ -97,6 +98,7 @@ class Gateway:
     allowed_hosts: frozenset[str] = frozenset()
     tracing: Tracing | None = None
     shadow: Shadow | None = None
+    policy_home: PolicyHome | None = None  # where the policy is read from, and may be changed
     replicas: ReplicaMeter | None = None  # where there is a Redis to hear others over
     is_draining: bool = False
     is_ready: bool = False

@@ -16,6 +16,7 @@ import structlog
 from gateway.app.crash import kill_point
 from gateway.app.housekeeping import Housekeeping, exploration_limits
 from gateway.app.load_polling import LoadPoller
+from gateway.app.policy_home import policy_home
 from gateway.app.policy_source import FilePolicySource, PolicySource, StorePolicySource
 from gateway.app.replicas import sharing_news
 from gateway.app.shadowing import shadowing
@@ -165,6 +166,9 @@ async def running_gateway(
             allowed_hosts=hosts or frozenset(settings.allowed_hosts),
         )
         housekeeping = Housekeeping(gateway, source, book, LoadPoller(gateway, transport))
+        gateway.policy_home = policy_home(
+            source, store, wall_clock=wall_clock, reload=housekeeping.reload
+        )
         await housekeeping.restore()
         await housekeeping.keep_policy(source.current)
         stack.push_async_callback(housekeeping.stop)

@@ -149,19 +149,17 @@ def _print_differences(comparison: Comparison) -> None:
 
 
 def _said(figure: Interval, num: int, base: Interval | None = None, *, is_p95: bool = False) -> str:
-    """What may be claimed of a difference: nothing where its interval holds 0, or of too few."""
-    from gateway.policy.backtest_summary import P95_REQUESTS_MIN, REQUESTS_MIN
+    """What may be claimed of a difference."""
+    from gateway.policy.backtest_summary import claim_of
 
-    if num < (P95_REQUESTS_MIN if is_p95 else REQUESTS_MIN):
+    claim = claim_of(figure, num, base, is_p95=is_p95)
+    if claim.word == "too_few":
         return "too few requests to tell"
-    if figure.value == 0.0 and figure.low == 0.0 and figure.high == 0.0:
-        return "the same"
-    if not figure.is_clear:
+    if claim.word == "none":
         return "no difference shown"
-    word = "less" if figure.value < 0.0 else "more"
-    if base is None or not base.value:
-        return word
-    return f"{abs(figure.value) / base.value:.0%} {word}"
+    if claim.word == "same":
+        return "the same"
+    return claim.word if claim.share is None else f"{claim.share:.0%} {claim.word}"
 
 
 def _print_notes(found: Simulated, comparison: Comparison) -> None:

@@ -10,7 +10,6 @@ from litestar import Request
 from litestar.types import ControllerRouterHandler
 
 from gateway.batch.lane import BatchLane
-from gateway.batch.lane import BatchLane
 from gateway.dashboard.passwords import PasswordChecker
 from gateway.dashboard.sessions import Session, Sessions
 from gateway.dashboard.throttle import LoginThrottle
@@ -28,7 +27,6 @@ class Desk:
     sessions: Sessions
     passwords: PasswordChecker
     throttle: LoginThrottle
-    batch: BatchLane | None = None  # None: a gateway without the batch lane, as some tests run
     batch: BatchLane | None = None  # None: a gateway without the batch lane, as some tests run
     made: dict[Any, Any] = field(default_factory=dict, compare=False)
 

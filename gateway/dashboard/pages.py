@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from gateway.dashboard import endpoints_page, keys_page, now, requests, settings_page, spend
+from gateway.dashboard import (
+    endpoints_page,
+    keys_page,
+    now,
+    policy_page,
+    requests,
+    settings_page,
+    spend,
+)
 from gateway.dashboard.page import Page
 
 PAGES: tuple[Page, ...] = (
     now.PAGE,
     requests.PAGE,
     endpoints_page.PAGE,
+    policy_page.PAGE,
     keys_page.PAGE,
     spend.PAGE,
     settings_page.PAGE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -40,6 +41,31 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_clear(self) -> bool:
         """Zero is outside it."""
         return self.low is not None and self.high is not None and self.low * self.high > 0.0
+
+
+ClaimWord = Literal["too_few", "same", "none", "less", "more"]
+
+
+class Claim(NamedTuple):
+    """What may be said of a difference; `share` is how large it is, where that can be told."""
+
+    word: ClaimWord
+    share: float | None = None
+
+
+def claim_of(
+    figure: Interval, num: int, base: Interval | None = None, *, is_p95: bool = False
+) -> Claim:
+    """Nothing where the interval holds 0, or of too few requests. `base`: what `share` is of."""
+    if num < (P95_REQUESTS_MIN if is_p95 else REQUESTS_MIN):
+        return Claim("too_few")
+    if figure.value == 0.0 and figure.low == 0.0 and figure.high == 0.0:
+        return Claim("same")
+    if not figure.is_clear:
+        return Claim("none")
+    word: ClaimWord = "less" if figure.value < 0.0 else "more"
+    is_known = base is not None and base.value
+    return Claim(word, abs(figure.value) / base.value if base is not None and is_known else None)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

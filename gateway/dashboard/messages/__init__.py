@@ -15,6 +15,7 @@ from gateway.dashboard.messages import (
     keys,
     login,
     now,
+    policy,
     requests,
     settings,
     spend,
@@ -23,7 +24,7 @@ from gateway.dashboard.messages import (
 ENGLISH: Final = "en"
 CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
-AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend)
+AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, policy)
 _ACCEPT_PARTS_MAX = 16
 
 

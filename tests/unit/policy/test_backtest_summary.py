@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.policy.backtest import Judged, Outcome, Predicted, Record
-from gateway.policy.backtest_summary import Comparison, Sent, compare
+from gateway.policy.backtest_summary import Comparison, Interval, Sent, claim_of, compare
 from tests.support.deciding import facts_of, policy_of, view_of
 
 VIEW = view_of(policy_of("a", "b"))
@@ -162,3 +162,28 @@ def test_without_the_policy_of_the_time_the_difference_of_predictions_is_left_ou
     assert found.differences is not None
     assert found.differences.mean_expected_s is None
     assert found.check is None
+
+
+@pytest.mark.parametrize(
+    ("figure", "num", "is_p95", "claim"),
+    [
+        ((-2.0, -3.0, -1.0), 29, False, ("too_few", None)),
+        ((-2.0, -3.0, -1.0), 30, False, ("less", 0.5)),
+        ((2.0, 1.0, 3.0), 99, True, ("too_few", None)),
+        ((2.0, 1.0, 3.0), 100, True, ("more", 0.5)),
+        ((-1.0, -3.0, 1.0), 100, False, ("none", None)),
+        ((0.0, 0.0, 0.0), 100, False, ("same", None)),
+    ],
+)
+def test_what_may_be_claimed_of_a_difference(
+    figure: tuple[float, float, float], num: int, is_p95: bool, claim: tuple[str, float | None]
+) -> None:
+    value, low, high = figure
+    found = claim_of(
+        Interval(value=value, low=low, high=high), num, Interval(value=4.0), is_p95=is_p95
+    )
+
+    assert found == claim
+    if claim[1] is not None:
+        alone = claim_of(Interval(value=value, low=low, high=high), num)
+        assert alone == (claim[0], None)
