@@ -83,7 +83,7 @@ def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
 
     @post("/endpoints/drain", opt=OPERATOR, tags=TAGS, status_code=200)
     async def drain_endpoint(request: AnyRequest, data: JSONBody[HoldWanted]) -> ListedEndpoint:
-        """A pause on the way to being taken away: `standing` says when nothing runs there any more."""
+        """A pause before an endpoint goes: `standing` says when nothing runs there any more."""
         await holding.hold(desk, data.endpoint, "drain", data.note, actor=actor_of(request))
         return _one(desk, data.endpoint)
 

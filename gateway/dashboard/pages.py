@@ -6,7 +6,7 @@ from gateway.dashboard import (
     endpoints_page,
     keys_page,
     now,
-    policy_page,
+    playground,
     requests,
     settings_page,
     spend,
@@ -17,9 +17,9 @@ PAGES: tuple[Page, ...] = (
     now.PAGE,
     requests.PAGE,
     endpoints_page.PAGE,
-    policy_page.PAGE,
     keys_page.PAGE,
     spend.PAGE,
+    playground.PAGE,
     settings_page.PAGE,
 )
 

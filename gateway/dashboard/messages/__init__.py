@@ -15,7 +15,7 @@ from gateway.dashboard.messages import (
     keys,
     login,
     now,
-    policy,
+    playground,
     requests,
     settings,
     spend,
@@ -24,7 +24,7 @@ from gateway.dashboard.messages import (
 ENGLISH: Final = "en"
 CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
-AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, policy)
+AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, playground)
 _ACCEPT_PARTS_MAX = 16
 
 
