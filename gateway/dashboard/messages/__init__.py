@@ -16,6 +16,7 @@ from gateway.dashboard.messages import (
     login,
     now,
     playground,
+    policy,
     requests,
     settings,
     spend,
@@ -24,7 +25,7 @@ from gateway.dashboard.messages import (
 ENGLISH: Final = "en"
 CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
-AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, playground)
+AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, playground, policy)
 _ACCEPT_PARTS_MAX = 16
 
 
