@@ -58,12 +58,12 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = {
     ),
     "paged_attention": (
         Candidate({"num_stages": 1}),
-        Candidate({"num_stages": 2}),
-        Candidate({"waves_per_eu": 2}),
+        Candidate({"num_stages": 2}, {"block_m": (16,)}),
+        # With 32 rows and fp8 keys two waves a SIMD are left, with a tile of 64 and more rows too.
+        Candidate({"waves_per_eu": 2}, {"block_m": (16, 64, 128)}),
         Candidate({"tile": 16}),
         Candidate({"tile": 32}),
-        Candidate({"tile": 64, "num_stages": 1}),
-        Candidate({"num_warps": 2}, _FEW_ROWS),
+        Candidate({"tile": 64, "num_stages": 1}, {"block_m": (16,)}),
         Candidate({"num_warps": 8}),
     ),
     "dflash_context_kv": (

@@ -111,15 +111,15 @@ def chunk_parts(
         keys = tl.load(k + rows[:, None] * k_row_stride + (first + columns)[None, :],
                        mask=is_used, other=0.0).to(tl.float32)  # fmt: skip
         part = tl.dot(inverse, keys * faded[:, None], input_precision=PRECISION)
-        at = (chunk_at * CHUNK + place[:, None]) * BLOCK_D + (first + columns)[None, :]
-        tl.store(from_state + at, part)
+        to = (chunk_at * CHUNK + place[:, None]) * BLOCK_D + (first + columns)[None, :]
+        tl.store(from_state + to, part)
     for first in range(0, BLOCK_V, PART):
         is_used = is_row[:, None] & (first + columns < DV)[None, :]
         values = tl.load(v + rows[:, None] * v_row_stride + (first + columns)[None, :],
                          mask=is_used, other=0.0).to(tl.float32)  # fmt: skip
         part = tl.dot(inverse, values * strengths[:, None], input_precision=PRECISION)
-        at = (chunk_at * CHUNK + place[:, None]) * BLOCK_V + (first + columns)[None, :]
-        tl.store(from_rows + at, part)
+        to = (chunk_at * CHUNK + place[:, None]) * BLOCK_V + (first + columns)[None, :]
+        tl.store(from_rows + to, part)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_chunks"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,45 @@ def test_value_that_the_op_does_not_have_is_refused(folder: Path) -> None:
         pytest.raises(ValueError, match=r"gfx942\.json: rms_norm H4096 sets wraps"),
     ):
         configs.tuned("rms_norm", "H4096", {"warps": 4})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "it is not JSON"),
+        ("[]", "it must map ops to sizes to values"),
+        ('{"swiglu": {}}', "there is no op 'swiglu'; the table has rms_norm, "),
+        ('{"rms_norm": 3}', "rms_norm must map sizes to values"),
+        ('{"rms_norm": {"H4096": {"warps": "8"}}}', "rms_norm H4096 must map names to whole"),
+        ('{"rms_norm": {"H4096": {"warps": true}}}', "rms_norm H4096 must map names to whole"),
+        ('{"rms_norm": {"H4096": 8}}', "rms_norm H4096 must map names to whole numbers"),
+    ],
+)
+def test_broken_file_is_refused_and_says_how_to_mend_it(folder: Path, text: str, why: str) -> None:
+    (folder / "gfx942.json").write_text(text)
+
+    with recording("gfx942"), pytest.raises(ValueError, match=re.escape(why)) as refused:
+        configs.tuned("rms_norm", "H4096", {"warps": 4})
+    assert str(refused.value).startswith("gfx942.json is no file of tuned values: ")
+    assert "Mend or remove it" in str(refused.value)
+
+
+def test_values_that_are_tried_stand_in_for_the_file_and_questions_are_heard(
+    folder: Path,
+) -> None:
+    (folder / "gfx942.json").write_text(json.dumps({"rms_norm": {"H4096": {"warps": 8}}}))
+    default = {"warps": 4}
+
+    with recording("gfx942"), configs.asking() as asked:
+        with configs.trying({"rms_norm": {"H4096": {"warps": 2}}}):
+            assert configs.tuned("rms_norm", "H4096", default) == {"warps": 2}
+            assert configs.tuned("rms_norm", "H512", default) == default
+        with configs.trying({}):
+            assert configs.tuned("rms_norm", "H4096", default) == default
+        assert configs.tuned("rms_norm", "H4096", default) == {"warps": 8}
+
+    assert [each.sizes for each in asked] == ["H4096", "H512", "H4096", "H4096"]
+    assert asked[0] == configs.Question("rms_norm", "H4096", default)
 
 
 def strangers(folder: Path) -> list[str]:
