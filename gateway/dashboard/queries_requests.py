@@ -1,14 +1,18 @@
 """The request log for people: pages by key, filtered, each bounded in what it looks at.
 
-A page looks at an index alone until it has its rows, and for hours that hold none of them it looks
-at the roll-ups instead. Where a filter is so rare that even so a page would take long, it says how
-far back it looked, and the next page goes on from there.
+A page goes through the log by the index that gets it farthest back: the one of the rarest thing
+that is asked for, as counted where it stands. Hours that hold no such row it knows from the
+roll-ups. Where what is asked for is rarer than each of its parts, a page stops after LOOK_S, says
+how far back it looked, and the next one goes on from there.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,14 +23,15 @@ from gateway.core import dollars
 from gateway.errors import InvalidRequest
 from gateway.store.requests import RequestRow, find_request
 from gateway.store.rollup_tables import GRAINS_S, request_rollups
-from gateway.store.tables import keys, requests
+from gateway.store.tables import ERRORS, keys, requests
 from gateway.wire.usage import Usage
 
 PAGE_ROWS = 50
-LOOK_ROWS = 20_000  # of an index, at a time
-LOOKS_MAX = 3
-KEY_LOOK_ROWS = 200  # whole rows: a key has an index, but not for what else is filtered by
-OUTCOMES = ("ok", "refused", "failed")  # by status: below 400, 4xx, 5xx
+LOOK_S = 0.06  # after it no page begins another look
+LOOK_ROWS = 5_000  # of an index that has all that is filtered by, at a time
+WHOLE_LOOK_ROWS = 200  # of one that has not: each is a row to fetch
+OUTCOMES = ("ok", "refused", "failed")  # by status, see STATUSES
+STATUSES = {"ok": (0, 399), "refused": (400, 499), "failed": (500, 999)}
 LANES = ("interactive", "batch")
 
 Place = tuple[float, str]  # created_at and id of a row; a page begins after it
@@ -105,55 +110,148 @@ def text_of(place: Place) -> str:
     return f"{struct.pack('>d', place[0]).hex()}_{place[1]}"
 
 
+Asked = dict[str, str | tuple[int, int]]  # by column: a value, or the least and the most
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to go through the log, newest first: along an index, so many rows a look."""
+
+    served: tuple[sa.ColumnElement[bool], ...]  # what the index does
+    left: Asked  # what its rows must be asked for
+    rows: int
+
+
+def _ways(filters: Filters) -> list[_Way]:
+    """All find the same; the first is by time alone."""
+    names = ("tenant_id", "key_id", "model", "endpoint_id", "lane")
+    asked: Asked = {name: value for name in names if (value := getattr(filters, name))}
+    if filters.outcome:
+        asked["status"] = STATUSES[filters.outcome]
+    ways = [_Way((), asked, LOOK_ROWS)]
+    if filters.outcome in ("refused", "failed"):
+        errors: sa.ColumnElement[bool] = sa.literal_column(ERRORS, sa.Boolean())
+        ways.append(_Way((errors,), asked, LOOK_ROWS))
+    owner = ("tenant_id", "key_id") if filters.key_id else ("tenant_id",)
+    for served in (owner, ("model",), ("endpoint_id",)):
+        if all(name in asked for name in served):
+            left = {name: value for name, value in asked.items() if name not in served}
+            ways.append(_Way(_chosen(asked, served, requests.c), left, WHOLE_LOOK_ROWS))
+    return ways
+
+
+def _chosen(asked: Asked, names: Iterable[str], c: Any) -> tuple[sa.ColumnElement[bool], ...]:
+    return tuple(
+        c[name].between(*value) if isinstance(value := asked[name], tuple) else c[name] == value
+        for name in names
+    )
+
+
 async def list_page(
-    connection: AsyncConnection, filters: Filters, *, before: Place | None, rows: int = PAGE_ROWS
+    connection: AsyncConnection,
+    filters: Filters,
+    *,
+    before: Place | None,
+    rows: int = PAGE_ROWS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> LinePage:
-    """One page; costs at most LOOKS_MAX looks, whatever the filters and however long the log."""
-    found: list[Place] = []
+    """One page; begins no look after LOOK_S, whatever the filters and however long the log."""
+    ends_at_s = clock() + LOOK_S
     place: Place | None = before
     if place is None and filters.until:
         place = (filters.until, "")
-    num_looks = 1 if _is_plain(filters) else LOOKS_MAX
-    for _ in range(num_looks):
-        place = await _skip(connection, filters, place)
-        if place == _NOWHERE:
-            return await _page(connection, found, None)
-        some, end = await _look(connection, filters, place, rows + 1 - len(found))
-        found += some
+    ways = _ways(filters)
+    for way in ways:
+        if not way.left:  # every row of it is wanted
+            found = await _along(connection, way, filters, place, rows + 1)
+            following = found[rows - 1 : rows] if len(found) > rows else []
+            return await _page(connection, found[:rows], following)
+    found = []
+    while True:
+        way, end = await _farthest(connection, ways, filters, place)
+        if way is ways[0]:
+            skipped = await _skip(connection, filters, place)
+            if skipped == _NOWHERE:
+                return await _page(connection, found, [])
+            if skipped != place:
+                place = skipped
+                way, end = await _farthest(connection, ways, filters, place)
+        found += await _along(connection, way, filters, place, rows + 1 - len(found))
         if len(found) > rows:
-            return await _page(connection, found[:rows], found[rows - 1])
+            return await _page(connection, found[:rows], found[rows - 1 : rows])
         if end is None:
-            return await _page(connection, found, None)
+            return await _page(connection, found, [])
         place = end
-    assert place is not None
-    return await _page(connection, found, place, looked_back_to=place[0])
+        if clock() >= ends_at_s:
+            return await _page(connection, found, [place], looked_back_to=place[0])
+
+
+async def _farthest(
+    connection: AsyncConnection, ways: list[_Way], filters: Filters, place: Place | None
+) -> tuple[_Way, Place | None]:
+    """The way whose next look ends farthest back, and where; None where that is the log's end."""
+    best: tuple[_Way, Place] | None = None
+    for way in ways:
+        query = _ordered(way, filters, place, ("created_at", "id"))
+        last = (await connection.execute(query.offset(way.rows - 1).limit(1))).first()
+        if last is None:
+            return way, None
+        end = (last.created_at, last.id)
+        if best is None or end < best[1]:
+            best = way, end
+    assert best is not None
+    return best
+
+
+async def _along(
+    connection: AsyncConnection, way: _Way, filters: Filters, place: Place | None, rows: int
+) -> list[Place]:
+    """Such rows among those of one look."""
+    query = _ordered(way, filters, place, ("created_at", "id", *way.left))
+    if way.left:
+        looked = query.limit(way.rows).subquery()
+        # In the order of the look, so that both databases stop at the last row wanted.
+        chosen: sa.Select[Any] = sa.select(looked.c.created_at, looked.c.id)
+        query = chosen.where(*_chosen(way.left, way.left, looked.c))
+    return [(row.created_at, row.id) for row in await connection.execute(query.limit(rows))]
+
+
+def _ordered(
+    way: _Way, filters: Filters, place: Place | None, names: tuple[str, ...]
+) -> sa.Select[Any]:
+    r = requests.c
+    conditions = list(way.served)
+    if place is not None:
+        conditions.append(sa.tuple_(r.created_at, r.id) < sa.tuple_(*place))
+    if filters.since:
+        conditions.append(r.created_at >= filters.since)
+    query = sa.select(*(r[name] for name in names)).where(*conditions)
+    return query.order_by(r.created_at.desc(), r.id.desc())
 
 
 _NOWHERE: Place = (float("-inf"), "")
 
 
-def _is_plain(filters: Filters) -> bool:
-    return not any((filters.model, filters.endpoint_id, filters.lane, filters.outcome))
-
-
 async def _skip(connection: AsyncConnection, filters: Filters, place: Place | None) -> Place | None:
-    """The end of the newest hour before `place` that has such rows; _NOWHERE when none has."""
-    if _is_plain(filters) or filters.key_id:  # a key has an index of its own
-        return place
+    """
+    The end of the newest hour before `place` that has such rows; _NOWHERE when none has.
+
+    Where rows are older than the hours that are kept, what is before these is unknown, not none.
+    """
     c = request_rollups.c
-    conditions = [c.grain == "hour"]
+    hours = c.grain == "hour"
+    kept_from = await connection.scalar(sa.select(sa.func.min(c.bucket_start)).where(hours))
+    oldest = await connection.scalar(sa.select(sa.func.min(requests.c.created_at)))
+    if kept_from is None or oldest is None:
+        return _NOWHERE if oldest is None else place
+    if place is not None and place[0] <= kept_from:
+        return place
+    conditions = [hours, c.bucket_start > int(max(oldest, filters.since)) - GRAINS_S["hour"]]
     if place is not None:
         conditions.append(c.bucket_start <= int(min(place[0], 2.0**62)))
-    if filters.since:
-        conditions.append(c.bucket_start > int(filters.since) - GRAINS_S["hour"])
-    for column, wanted in (
-        (c.tenant_id, filters.tenant_id),
-        (c.model, filters.model),
-        (c.endpoint_id, filters.endpoint_id),
-        (c.lane, filters.lane),
-    ):
-        if wanted:
-            conditions.append(column == wanted)
+    for name in ("tenant_id", "model", "endpoint_id", "lane"):
+        if value := getattr(filters, name):
+            conditions.append(c[name] == value)
     if filters.outcome == "refused":
         conditions.append(c.num_refused > 0)
     elif filters.outcome == "failed":
@@ -161,64 +259,15 @@ async def _skip(connection: AsyncConnection, filters: Filters, place: Place | No
     query = sa.select(c.bucket_start).where(*conditions).order_by(c.bucket_start.desc()).limit(1)
     newest = await connection.scalar(query)
     if newest is None:
-        return _NOWHERE
+        return _NOWHERE if oldest >= kept_from else (float(kept_from), "")
     end = (float(newest + GRAINS_S["hour"]), "")
     return end if place is None or end < place else place
-
-
-async def _look(
-    connection: AsyncConnection, filters: Filters, place: Place | None, rows: int
-) -> tuple[list[Place], Place | None]:
-    """Such rows among the next so many, and where the look ended: None at the end of the log."""
-    r = requests.c
-    conditions: list[sa.ColumnElement[bool]] = []
-    if filters.key_id:
-        conditions += [r.tenant_id == filters.tenant_id, r.key_id == filters.key_id]
-    elif filters.tenant_id and _is_plain(filters):
-        conditions.append(r.tenant_id == filters.tenant_id)
-    if place is not None:
-        conditions.append(sa.tuple_(r.created_at, r.id) < sa.tuple_(*place))
-    if filters.since:
-        conditions.append(r.created_at >= filters.since)
-    names = ("created_at", "id", "tenant_id", "model", "endpoint_id", "lane", "status")
-    query = sa.select(*(r[name] for name in names)).where(*conditions)
-    query = query.order_by(r.created_at.desc(), r.id.desc())
-    num_looked = KEY_LOOK_ROWS if filters.key_id else LOOK_ROWS
-    if _is_plain(filters):
-        plain = await connection.execute(query.limit(rows))
-        found = [(row.created_at, row.id) for row in plain]
-        return found, None
-    looked = query.limit(num_looked).subquery()
-    chosen = sa.select(looked.c.created_at, looked.c.id).where(*_chosen(filters, looked.c))
-    # In the order of the look, so that both databases stop at the last row wanted.
-    found = [(row.created_at, row.id) for row in await connection.execute(chosen.limit(rows))]
-    if len(found) == rows:
-        return found, found[-1]
-    last = (await connection.execute(query.offset(num_looked - 1).limit(1))).first()
-    return found, None if last is None else (last.created_at, last.id)
-
-
-def _chosen(filters: Filters, c: Any) -> list[sa.ColumnElement[bool]]:
-    found = [
-        column == wanted
-        for column, wanted in (
-            (c.tenant_id, filters.tenant_id),
-            (c.model, filters.model),
-            (c.endpoint_id, filters.endpoint_id),
-            (c.lane, filters.lane),
-        )
-        if wanted
-    ]
-    if filters.outcome:
-        low, high = {"ok": (0, 399), "refused": (400, 499), "failed": (500, 999)}[filters.outcome]
-        found.append(c.status.between(low, high))
-    return found
 
 
 async def _page(
     connection: AsyncConnection,
     places: list[Place],
-    following: Place | None,
+    following: list[Place],  # where the next page begins; empty at the end of the log
     *,
     looked_back_to: float | None = None,
 ) -> LinePage:
@@ -238,7 +287,7 @@ async def _page(
     rows.sort(key=lambda row: order[row["id"]])
     return LinePage(
         lines=[_line(row, names) for row in rows],
-        next=None if following is None else text_of(following),
+        next=text_of(following[0]) if following else None,
         looked_back_to=looked_back_to,
     )
 
@@ -272,8 +321,11 @@ async def newest_lines(
 ) -> list[Line]:
     """What came in since then, newest first: for the live tail, which asks every second."""
     asked = msgspec.structs.replace(filters, since=max(since, filters.since), until=0.0)
-    places, _ = await _look(connection, asked, None, rows)
-    return (await _page(connection, places, None)).lines
+    ways = _ways(asked)
+    exact = next((way for way in ways if not way.left), None)
+    way = exact or (await _farthest(connection, ways, asked, None))[0]
+    places = await _along(connection, way, asked, None, rows)
+    return (await _page(connection, places, [])).lines
 
 
 async def any_request(connection: AsyncConnection, request_id: str) -> RequestRow | None:

@@ -3,8 +3,9 @@
 Run: python tests/bench/make_request_rows.py URL [--rows 10000000] [--attempts 1000000] [--days 7]
 
 URL is sqlite:////path/to/file.db or postgresql://…; the schema is made first. `--attempts` is how
-many of the newest requests get rows in the ledger; the roll-ups count all of them. Ids are in order
-of time, so that SQLite appends to its indexes; looking a row up is no faster for it.
+many of the newest requests of each day get rows in the ledger; the roll-ups count all of them. One
+day is made and the days before it are copies of it, which the database makes: that is faster. Ids
+are in order of time, so that SQLite appends to its indexes; looking a row up is no faster for it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from gateway.retention import AGES
 from gateway.store import migrate
 from gateway.store.engine import open_store, parse_url
 from gateway.store.ledger_tables import attempts
-from gateway.store.rollup_tables import GRAINS_S
 from gateway.store.rollups import Sums, request_sums, spend_sums
 from gateway.store.tables import keys, requests, teams, tenants
 
 CHUNK_ROWS = 20_000
-KEEP_S = {"minute": AGES["minutes"].default * 86_400.0, "hour": AGES["hours"].default * 86_400.0}
+COPY_S_MAX = 3_600.0
+DAY_S = 86_400.0
+KEEP_S = {"minute": AGES["minutes"].default * DAY_S, "hour": AGES["hours"].default * DAY_S}
 TENANTS, TEAMS, KEYS = 5, 12, 40
 MODELS = ("chat", "fast", "long", "code")
 ENDPOINTS = (
@@ -51,13 +53,13 @@ PRICE_ROW = json.dumps({"source": "policy", "price_id": "bench", "input": 590_00
 
 
 class Maker:
-    """Rows one after another, and the sums of those that were made."""
+    """Rows of the last day one after another, and the sums of those that were made."""
 
-    def __init__(self, num_rows: int, num_attempts: int, *, days: float, until: float) -> None:
+    def __init__(self, num_rows: int, num_attempts: int, *, days: int, until: float) -> None:
+        self.num_rows = num_rows // days
+        self.num_days = days
         self._rng = random.Random(8)
-        self._num_rows = num_rows
-        self._first_attempt = num_rows - num_attempts
-        self._span_s = days * 86_400.0
+        self._first_attempt = self.num_rows - num_attempts // days
         self._until = until
         self.spend: Sums = spend_sums()
         self.counted: Sums = request_sums()
@@ -65,7 +67,7 @@ class Maker:
     def make(self, i: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """A request and, of the newest ones, its attempt."""
         rng = self._rng
-        at = self._until - self._span_s * (1 - i / self._num_rows)
+        at = self._until - DAY_S * (1 - i / self.num_rows)
         key = min(int(rng.expovariate(0.15)), KEYS - 1)
         team, tenant = key % TEAMS, key % TENANTS
         model = RARE if i % 50_000 == 7 else MODELS[key % 2 * 2 + (rng.random() < 0.3)]
@@ -82,7 +84,8 @@ class Maker:
         cost = prompt * 590 + output * 790 if is_ok else 0
         usage = {"input": prompt, "output": output} if is_ok else None
         row = {
-            "id": f"req_{i:024x}", "tenant_id": f"tenant{tenant}", "team_id": f"team{team}",
+            "id": f"req_{self.num_days:03}{i:021x}",
+            "tenant_id": f"tenant{tenant}", "team_id": f"team{team}",
             "key_id": f"key{key}", "created_at": at, "surface": "chat", "model": model,
             "lane": lane, "stream": ttft is not None, "facts": FACTS, "policy_version": "bench",
             "route": "interactive", "preference": "fastest", "candidates": CANDIDATES,
@@ -97,8 +100,6 @@ class Maker:
 
     def _count(self, row: dict[str, Any], prompt: int, output: int) -> None:
         status, cost, at = row["status"], row["cost_nanos"], row["created_at"]
-        if at < self._until - KEEP_S["minute"]:
-            at -= at % GRAINS_S["hour"]  # its minute is not kept: fewer sums to hold in memory
         names = (row["tenant_id"], row["endpoint_id"], row["model"], row["lane"])
         ttft = row["ttft_any_ms"]
         counts = (1, int(400 <= status < 500), int(status >= 500), int(ttft is not None))
@@ -126,13 +127,41 @@ class Maker:
     def rollups(self) -> Iterator[tuple[Any, list[tuple[Any, ...]]]]:
         """Rows as they are kept: minutes and hours of long ago are gone."""
         for sums in (self.spend, self.counted):
-            oldest = {grain: self._until - KEEP_S.get(grain, float("inf")) for grain in GRAINS_S}
-            yield sums.table, [row for row in sums.rows() if row[1] >= oldest[row[0]]]
+            num_names = len(sums.table.primary_key)
+            found: dict[tuple[Any, ...], list[int]] = {}
+            for grain, bucket, *rest in sums.rows():
+                names, amounts = rest[: num_names - 2], rest[num_names - 2 :]
+                oldest = self._until - KEEP_S.get(grain, float("inf"))
+                for day in range(1 if grain == "minute" else self.num_days):
+                    key = (grain, bucket - day * int(DAY_S), *names)
+                    if key[1] >= oldest:
+                        before = found.get(key, [0] * len(amounts))
+                        found[key] = [a + b for a, b in zip(before, amounts, strict=True)]
+            yield sums.table, [(*key, *found[key]) for key in sorted(found)]
+
+    def copies(self) -> Iterator[str]:
+        """Statements that copy the last day to the days before it, for both databases."""
+        moved = {"created_at", "sent_at", "settled_at"}
+        for day in range(1, self.num_days):
+            for table, prefix in ((requests, "req_"), (attempts, "att_")):
+                values = {column.name: column.name for column in table.c}
+                for name in values:
+                    if name in ("id", "request_id", "attempt_id"):
+                        digits = f"'{self.num_days - day:03}'"
+                        values[name] = f"substr({name}, 1, 4) || {digits} || substr({name}, 8)"
+                    elif name in moved:
+                        values[name] = f"{name} - {day * DAY_S}"
+                first = f"{prefix}{self.num_days:03}"
+                yield (
+                    f"INSERT INTO {table.name} ({', '.join(values)}) "
+                    f"SELECT {', '.join(values.values())} FROM {table.name} "
+                    f"WHERE {next(iter(values))} >= '{first}'"
+                )
 
 
-def chunks(maker: Maker, num_rows: int) -> Iterator[tuple[list[Any], list[Any]]]:
-    for begin in range(0, num_rows, CHUNK_ROWS):
-        made = [maker.make(i) for i in range(begin, min(begin + CHUNK_ROWS, num_rows))]
+def chunks(maker: Maker) -> Iterator[tuple[list[Any], list[Any]]]:
+    for begin in range(0, maker.num_rows, CHUNK_ROWS):
+        made = [maker.make(i) for i in range(begin, min(begin + CHUNK_ROWS, maker.num_rows))]
         yield [row for row, _ in made], [attempt for _, attempt in made if attempt is not None]
 
 
@@ -157,7 +186,7 @@ def owners() -> dict[Any, list[dict[str, Any]]]:
     }  # fmt: skip
 
 
-def fill_sqlite(path: str, maker: Maker, num_rows: int) -> None:
+def fill_sqlite(path: str, maker: Maker) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         # A bench file: what a power loss leaves of it is of no interest.
         for pragma in ("synchronous=OFF", "journal_mode=OFF", "cache_size=-262144"):
@@ -170,11 +199,14 @@ def fill_sqlite(path: str, maker: Maker, num_rows: int) -> None:
             connection.execute(f"DROP INDEX {name}")
         for table, rows in owners().items():
             _insert(connection, table.name, list(rows[0]), [tuple(row.values()) for row in rows])
-        for logged, booked in chunks(maker, num_rows):
+        for logged, booked in chunks(maker):
             for table, rows in ((requests, logged), (attempts, booked)):
                 if rows:
                     values = [tuple(row.values()) for row in rows]
                     _insert(connection, table.name, list(rows[0]), values)
+        for statement in maker.copies():
+            connection.execute(statement)
+            connection.commit()
         for table, rows in maker.rollups():
             _insert(connection, table.name, [c.name for c in table.c], rows)
         for _, sql in indexes:
@@ -191,7 +223,7 @@ def _insert(
     connection.commit()
 
 
-async def fill_postgres(url: str, maker: Maker, num_rows: int) -> None:
+async def fill_postgres(url: str, maker: Maker) -> None:
     """By COPY, all in one transaction."""
     store = await open_store(url)
     try:
@@ -203,10 +235,12 @@ async def fill_postgres(url: str, maker: Maker, num_rows: int) -> None:
 
             for table, rows in owners().items():
                 await copy(table, list(rows[0]), [tuple(row.values()) for row in rows])
-            for logged, booked in chunks(maker, num_rows):
+            for logged, booked in chunks(maker):
                 for table, rows in ((requests, logged), (attempts, booked)):
                     if rows:
                         await copy(table, list(rows[0]), [tuple(row.values()) for row in rows])
+            for statement in maker.copies():
+                await raw.execute(statement, timeout=COPY_S_MAX)
             for table, rows in maker.rollups():
                 await copy(table, [c.name for c in table.c], rows)
         async with store.engine.connect() as connection:
@@ -216,15 +250,15 @@ async def fill_postgres(url: str, maker: Maker, num_rows: int) -> None:
         await store.close()
 
 
-def fill(url: str, *, num_rows: int, num_attempts: int, days: float, until: float) -> None:
+def fill(url: str, *, num_rows: int, num_attempts: int, days: int, until: float) -> None:
     """Make the schema and fill it. Runs an event loop of its own."""
     migrate.upgrade(url)
     maker = Maker(num_rows, min(num_attempts, num_rows), days=days, until=until)
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
-        fill_sqlite(str(parsed.database), maker, num_rows)
+        fill_sqlite(str(parsed.database), maker)
     else:
-        asyncio.run(fill_postgres(url, maker, num_rows))
+        asyncio.run(fill_postgres(url, maker))
 
 
 def main() -> None:
@@ -232,7 +266,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--attempts", type=int, default=1_000_000)
-    parser.add_argument("--days", type=float, default=7.0)
+    parser.add_argument("--days", type=int, default=7)
     asked = parser.parse_args()
     begun, until = time.monotonic(), time.time()
     fill(asked.url, num_rows=asked.rows, num_attempts=asked.attempts, days=asked.days, until=until)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.dashboard import queries_requests as q
 from gateway.dashboard.queries_requests import Filters, list_page, place_of
@@ -85,6 +86,10 @@ async def test_the_generated_roll_ups_are_those_of_the_rows(store: Store) -> Non
         Filters(tenant_id="tenant3", since=UNTIL - 9_000.0, until=UNTIL - 5_000.0),
         Filters(endpoint_id="openai/gpt-5-mini", lane="batch", since=UNTIL - 40_000.0),
         Filters(model="none"),
+        Filters(endpoint_id="fireworks/qwen3-32b", outcome="failed"),
+        Filters(tenant_id="tenant4", model=RARE, lane="batch"),
+        Filters(tenant_id="tenant3", key_id="key3", outcome="failed"),
+        Filters(outcome="refused", until=UNTIL - 80_000.0),
     ],
 )
 async def test_all_pages_together_are_all_rows_that_fit(store: Store, filters: Filters) -> None:
@@ -107,13 +112,34 @@ async def test_all_pages_together_are_all_rows_that_fit(store: Store, filters: F
     query = sa.select(r.id).where(*conditions).order_by(r.created_at.desc(), r.id.desc())
     async with store.read() as connection:
         expected = list((await connection.execute(query)).scalars())
-        found: list[str] = []
-        before: str | None = ""
-        while before is not None:
-            page = await list_page(connection, filters, before=place_of(before))
-            assert len(page.lines) <= q.PAGE_ROWS
-            found += [line.id for line in page.lines]
-            before = page.next
+        assert await all_pages(connection, filters) == expected
+
+
+async def all_pages(connection: AsyncConnection, filters: Filters) -> list[str]:
+    found: list[str] = []
+    before: str | None = ""
+    while before is not None:
+        page = await list_page(connection, filters, before=place_of(before))
+        assert len(page.lines) <= q.PAGE_ROWS
+        found += [line.id for line in page.lines]
+        before = page.next
+    return found
+
+
+async def test_rows_that_are_older_than_the_hours_kept_are_found(store: Store) -> None:
+    day_ago = UNTIL - 86_400.0
+    filters = Filters(
+        model="chat", lane="interactive", since=day_ago - 6_000.0, until=day_ago + 3_000.0
+    )
+    async with store.read() as connection:
+        expected = await all_pages(connection, filters)
+    async with store.engine.connect() as connection, connection.begin() as transaction:
+        c = request_rollups.c
+        old = c.bucket_start < day_ago
+        await connection.execute(sa.delete(request_rollups).where(c.grain == "hour", old))
+        found = await all_pages(connection, filters)
+        await transaction.rollback()
+    assert len(expected) > 100
     assert found == expected
 
 
@@ -121,6 +147,8 @@ async def test_a_look_that_is_cut_off_says_so_and_goes_on(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(q, "LOOK_ROWS", 100)
+    monkeypatch.setattr(q, "WHOLE_LOOK_ROWS", 10)
+    monkeypatch.setattr(q, "LOOK_S", 0.0)
     filters = Filters(tenant_id="tenant1", model="code", outcome="failed")
     num_cut, found, before = 0, [], ""
     async with store.read() as connection:
