@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.dashboard import (
+    backend_page,
     endpoints_page,
     keys_page,
     now,
@@ -21,6 +22,7 @@ PAGES: tuple[Page, ...] = (
     policy_page.PAGE,
     keys_page.PAGE,
     spend.PAGE,
+    backend_page.PAGE,
     playground.PAGE,
     settings_page.PAGE,
 )

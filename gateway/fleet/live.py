@@ -16,6 +16,7 @@ from gateway.fleet.capacity import Capacity
 from gateway.fleet.estimator import EndpointEstimator
 from gateway.fleet.exploration import MinuteCounter, ProbeBudget
 from gateway.fleet.lengths import Length
+from gateway.fleet.load_history import LoadHistory
 from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Elsewhere, EndpointNews, Outbox, as_own
 from gateway.fleet.waiting import Waiting
@@ -40,6 +41,7 @@ class LiveEndpoint:
         "held",
         "in_flight",
         "is_quiet",
+        "loads",
         "num_rate_limited",
         "outbox",
         "probes",
@@ -56,6 +58,7 @@ class LiveEndpoint:
         self.calibration = Calibration()
         self.breaker = Breaker(rng, now_s)
         self.capacity = Capacity()
+        self.loads = LoadHistory()
         self.probes = ProbeBudget()
         self.started = MinuteCounter()
         self.num_rate_limited = MinuteCounter()
@@ -220,6 +223,7 @@ class LiveEndpoint:
     def report_load(self, load: MachineLoad, now_s: float) -> None:
         sent = self.everywhere + self.promised
         self.capacity.report(structs.replace(load, in_flight=sent), now_s)
+        self.loads.add(load, now_s)
         self.calm_view = None
 
     def may_send(self, now_s: float, *, in_panic: bool = False) -> bool:

@@ -14,6 +14,8 @@ from gateway.providers.adapter import USER_AGENT, join_url, policy_headers
 from gateway.providers.transport import Transport, UpstreamRequest
 
 PATH = "/load"  # behind the base URL's /v1
+HEALTH_PATH = "/health"
+ABSENT = (404, 405, 501)  # the server has no such page
 ANSWER_BYTES_MAX = 64 * 1024
 STEPS_MAX = 256  # batch sizes in the table
 
@@ -54,20 +56,39 @@ async def ask_load(
 
     Raises TransportError, UnsendableRequest or LoadUnreadable. The caller sets the deadline.
     """
-    response = await transport.send(_request(endpoint, secret, verify_tls))
+    url = join_url(endpoint.base_url, PATH)
+    status, body = await ask_page(transport, endpoint, url, secret=secret, verify_tls=verify_tls)
+    if status != 200:
+        raise LoadUnreadable(f"it answers {status}", is_absent=status in ABSENT)
+    return read_load(body)
+
+
+async def ask_page(
+    transport: Transport,
+    endpoint: Endpoint,
+    url: str,
+    *,
+    secret: str | None,
+    verify_tls: bool = True,
+    bytes_max: int = ANSWER_BYTES_MAX,
+) -> tuple[int, bytes]:
+    """Status and body of a page that the server behind `endpoint` has of itself; else as above."""
+    response = await transport.send(_request(endpoint, url, secret, verify_tls))
     body = bytearray()
     try:
         async for part in response.stream():
             body += part
-            if len(body) > ANSWER_BYTES_MAX:
-                raise LoadUnreadable(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
+            if len(body) > bytes_max:
+                raise LoadUnreadable(f"the answer is longer than {bytes_max} bytes")
     finally:
         await response.aclose()
-    if response.status != 200:
-        raise LoadUnreadable(
-            f"it answers {response.status}", is_absent=response.status in (404, 405, 501)
-        )
-    return read_load(bytes(body))
+    return response.status, bytes(body)
+
+
+def health_url(base_url: str) -> str:
+    """`/health` of the server whose API begins at `base_url`: beside its /v1."""
+    base, mark, query = base_url.partition("?")
+    return f"{base.rstrip('/').removesuffix('/v1')}{HEALTH_PATH}{mark}{query}"
 
 
 def read_load(body: bytes) -> MachineLoad:
@@ -91,14 +112,14 @@ def read_load(body: bytes) -> MachineLoad:
     return MachineLoad(**{**counts, "decode_step_s": tuple(sorted(table.items()))})
 
 
-def _request(endpoint: Endpoint, secret: str | None, verify_tls: bool) -> UpstreamRequest:
+def _request(endpoint: Endpoint, url: str, secret: str | None, verify_tls: bool) -> UpstreamRequest:
     headers = [(b"accept", b"application/json"), (b"user-agent", USER_AGENT)]
     headers += policy_headers(endpoint)
     if secret:
         headers.append((b"authorization", b"Bearer " + secret.encode("latin-1")))
     return UpstreamRequest(
         method="GET",
-        url=join_url(endpoint.base_url, PATH),
+        url=url,
         headers=tuple(headers),
         network=endpoint.network,
         verify_tls=verify_tls,

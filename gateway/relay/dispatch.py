@@ -64,6 +64,11 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()  # attempts, until their sockets are closed
 
     @property
+    def transport(self) -> Transport:
+        """The way to providers, under the network rule; for whoever asks one about itself."""
+        return self._shop.transport
+
+    @property
     def num_active(self) -> int:
         return len(self._runs)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.dashboard.messages import (
+    backend,
     endpoints,
     frame,
     keys,
@@ -25,7 +26,19 @@ from gateway.dashboard.messages import (
 ENGLISH: Final = "en"
 CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
-AREAS: Final = (frame, login, now, endpoints, keys, settings, requests, spend, playground, policy)
+AREAS: Final = (
+    frame,
+    login,
+    now,
+    endpoints,
+    keys,
+    settings,
+    requests,
+    spend,
+    playground,
+    policy,
+    backend,
+)
 _ACCEPT_PARTS_MAX = 16
 
 
