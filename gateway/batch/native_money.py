@@ -52,6 +52,7 @@ class NativeMoney:
         """Raises BudgetExhausted or LedgerUnavailable: then the line must not be sent."""
         prompt = math.ceil(parsed.text_bytes * self._per_byte * TOKENS_PER_BYTE_MARGIN)
         asked = parsed.max_tokens or self._endpoint.output_tokens_max or OUTPUT_TOKENS_UNKNOWN
+        asked *= max(1, parsed.num_choices)
         request = HoldRequest(
             attempt_id=attempt_id_of(self._native_id, line_no),
             request_id=f"{self._native_id}:{line_no}",
@@ -63,7 +64,7 @@ class NativeMoney:
             hold_nanos=hold_nanos(
                 self._rows,
                 prompt_tokens_max=prompt + PROMPT_OVERHEAD_TOKENS,
-                output_tokens_max=asked * max(1, parsed.num_choices),
+                output_tokens_max=asked,
                 tier=BATCH,
                 writes_cache=False,
             ),
