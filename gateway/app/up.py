@@ -144,7 +144,7 @@ class SimulatedProviders:
                 self._process.kill()
 
 
-def write_demo_policy(path: Path, ports: Mapping[str, int], *, own_port: int | None = None) -> None:
+def write_demo_policy(path: Path, ports: Mapping[str, int], *, own_port: int | None = None) -> str:
     """Written anew at each start: the ports may differ. In one rename: it is being watched."""
     text = demo_policy_yaml(
         ports,
@@ -154,6 +154,7 @@ def write_demo_policy(path: Path, ports: Mapping[str, int], *, own_port: int | N
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.replace(path)
+    return text
 
 
 def own_port(

@@ -30,12 +30,13 @@ class UpRun:
         self._say = say
         self._providers: SimulatedProviders | None = None
         self._own: OwnBackend | None = None
+        self._written = ""  # what the demo's policy said when it was written last
 
     def start_providers(self, free_port: Callable[[int], int]) -> None:
         """Begin to start the simulated ones; they load while the gateway does."""
         self._say("Starting three simulated providers …")
         self._providers = SimulatedProviders.start(free_port)
-        write_demo_policy(self._choice.policy_path, self._providers.ports)
+        self._written = write_demo_policy(self._choice.policy_path, self._providers.ports)
 
     async def run(self, port: int, model_port: int | None) -> None:
         """Serve on `port`, or the next free one, and the own model on `model_port`."""
@@ -100,7 +101,10 @@ class UpRun:
     def _write_policy(self, port_of_own: int | None) -> None:
         if self._providers is not None:
             path = self._choice.policy_path
-            write_demo_policy(path, self._providers.ports, own_port=port_of_own)
+            if path.read_text() != self._written:  # by the dashboard or by hand: it is theirs now
+                self._say(f"{path} was changed, so it is not written anew for {MODEL}")
+                return
+            self._written = write_demo_policy(path, self._providers.ports, own_port=port_of_own)
 
     def stop(self) -> None:
         """End the children. The gateway has drained by now."""

@@ -10,7 +10,7 @@ from gateway.dashboard.figures import money, percent, seconds
 from gateway.dashboard.policy_backtest import Backtest
 from gateway.policy.backtest_summary import Claim, Comparison, Interval, claim_of
 
-WIDTH = 200.0  # of a drawing, in its own units
+WIDTH = 144.0  # of a drawing, in its own units
 MARGIN = 4.0  # half a dot at either end
 SHARES_MAX = 20  # endpoints shown
 

@@ -182,7 +182,7 @@ async def loaded(desk: Desk, text: str) -> Policy:
     data = text.encode(errors="surrogatepass")
     environ = desk.gateway.settings.environ
     try:
-        return await asyncio.to_thread(load_policy, data, environ=environ, source="edited")
+        return await asyncio.to_thread(load_policy, data, environ=environ)
     except PolicyError as error:
         detail = [
             {"path": at.path, "message": at.message, "line": at.line, "column": at.column}

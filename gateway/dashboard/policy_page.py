@@ -77,7 +77,7 @@ def trial_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
                 seed=min(seed, SEEDS_MAX),
             )  # fmt: skip
         except ApiError as error:
-            values["explain_problem"] = _said(error)
+            values["explain_problem"] = error.message
         if "hx-request" in request.headers:
             return page("policy_explain.html", look_of(request, desk), **values)
         return await _page(request, desk, fields=data, **values)
@@ -95,7 +95,7 @@ def trial_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
             found = await backtested(desk, _text(desk, data), wanted)
             values |= {"trial": found, "against": against, "trial_rows": trial_rows(found)}
         except ApiError as error:
-            values["trial_problem"] = _said(error)
+            values["trial_problem"] = error.message
         if "hx-request" in request.headers:
             return page("policy_backtest.html", look_of(request, desk), **values)
         return await _page(request, desk, fields=data, **values)
@@ -146,10 +146,6 @@ def _text(desk: Desk, fields: Fields) -> str:
     live = policy_data.home_of(desk).text
     is_crlf = b"\r\n" in live and live.count(b"\n") == live.count(b"\r\n")
     return text.replace("\n", "\r\n") if is_crlf else text
-
-
-def _said(error: ApiError) -> str:
-    return error.message
 
 
 async def _page(

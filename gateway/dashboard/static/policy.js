@@ -254,7 +254,7 @@ function onInput(event) {
   draw();
   checkSoon();
   showCaret();
-  const isTyped = event.inputType === "insertText" && /[\w-]$/.test(event.data ?? "");
+  const isTyped = event.inputType === "insertText" && /^[\w-]$/.test(event.data ?? "");
   if (isTyped || (!popup.hidden && event.inputType?.startsWith("delete"))) offer();
   else if (event.inputType === "insertText" || event.inputType?.startsWith("delete")) hide();
 }

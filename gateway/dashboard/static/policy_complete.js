@@ -221,5 +221,5 @@ export function complete(schema, text, offset) {
 
 /** Text between key and value for an `insert` at `offset`: none is needed where one stands already. */
 export function spaced(text, offset, insert) {
-  return /[:\-{[,]$/.test(text.slice(0, offset)) ? ` ${insert}` : insert;
+  return /[:,-]$/.test(text.slice(0, offset)) ? ` ${insert}` : insert;
 }
