@@ -29,7 +29,8 @@ from gateway.wire.pieces import Dialect, Surface
 FLEX = "flex"
 AHEAD_S = 86_400.0  # prices by the hour come again each day
 LINES_AT_ONCE_MAX = 64  # of one endpoint, however large its learned capacity
-HELD_S = 600.0  # nobody knows how long an operator holds an endpoint: planned anew every minute
+# Nobody knows how long an operator holds an endpoint: lines wait only where there is no other.
+HELD_S, HELD_BESIDE_OTHERS_S = 600.0, 7 * 86_400.0
 LINE_TOKENS = 200.0  # a line's answer, for seconds a line where lengths were not learned
 FILL_SHARE = 0.7  # of an own machine's places: the rest is for who waits for an answer
 
@@ -62,6 +63,8 @@ def lane_offers(
     snapshot = fleet.snapshot()
     offers: list[LaneOffer] = []
     for model in models:
+        held: list[LaneOffer] = []
+        num_before = len(offers)
         for one in policy.pools.get(model, ()):
             live = fleet.live(one.id)
             if surface.value not in one.serves or not one.has_key or live is None:
@@ -73,9 +76,9 @@ def lane_offers(
             found = list(_of_endpoint(one, live, snapshot, model, windows=windows, now=now))
             if one.id in native_endpoints:
                 found.append(_native(one.endpoint, model, windows, turnarounds.get(one.id)))
-            if live.held:
-                found = [structs.replace(each, opens_at_s=now + HELD_S) for each in found]
-            offers.extend(found)
+            (held if live.held else offers).extend(found)
+        after_s = HELD_BESIDE_OTHERS_S if len(offers) > num_before else HELD_S
+        offers.extend(structs.replace(each, opens_at_s=now + after_s) for each in held)
     return offers
 
 

@@ -49,7 +49,10 @@ function merge(old, fresh) {
 function take(parts) {
   for (const [id, html] of Object.entries(parts)) {
     const old = document.getElementById(id);
-    const fresh = new DOMParser().parseFromString(`<table>${html}</table>`, "text/html").getElementById(id);
+    // A template takes parts of tables and forms alike; a parser of documents would move them.
+    const shell = document.createElement("template");
+    shell.innerHTML = html;
+    const fresh = shell.content.getElementById(id);
     if (old && fresh) merge(old, fresh);
   }
 }
