@@ -113,7 +113,8 @@ def _hunks(a: list[str], b: list[str]) -> list[tuple[int, int, int, int]]:
         return []
     if max(len(ours), len(theirs)) > COMPARED_LINES_MAX:
         return [(head, head + len(ours), head, head + len(theirs))]
-    matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
+    # Lines that repeat all over are no anchors (autojunk): with them the time is quadratic.
+    matcher = SequenceMatcher(None, ours, theirs, autojunk=True)
     return [
         (head + i1, head + i2, head + j1, head + j2)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes()

@@ -16,7 +16,7 @@ from tests.support.up_process import running_up
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.slow]
 SUITE_S_MAX = 280
-TESTS_MIN = 29
+TESTS_MIN = 27
 
 
 @pytest.mark.timeout(SUITE_S_MAX + 120)
