@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from typing import Any
 
@@ -62,7 +63,9 @@ def dashboard_router(desk: Desk) -> Router:
 
     @get("/openapi.json", opt=VIEWER)
     async def openapi() -> Response[bytes]:
-        return Response(schema(), media_type="application/json")
+        # It takes a second of work the first time, in which requests go on.
+        made = await asyncio.to_thread(schema)
+        return Response(made, media_type="application/json")
 
     handlers = [handler for each in PAGES for handler in each.routes(desk)]
     return Router(
