@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from litestar import Response, get
@@ -130,7 +131,7 @@ def lasting(seconds: float) -> str:
     return f"{seconds / 3_600:.1f} h" if seconds < 172_800.0 else f"{seconds / 86_400:.0f} d"
 
 
-WORDS = {"known_word": known_word, "clock_time": clock_time, "lasting": lasting}
+WORDS: dict[str, Any] = {"known_word": known_word, "clock_time": clock_time, "lasting": lasting}
 
 
 async def _counted(events: AsyncIterator[bytes], watchers: Watchers) -> AsyncIterator[bytes]:

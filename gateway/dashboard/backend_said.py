@@ -66,6 +66,9 @@ class Decision(_Said):
 _Table = Annotated[dict[Count, dict[Count, Amount]], Meta(max_length=BATCHES_MAX)]
 
 
+_Counts = Annotated[dict[Count, dict[Count, Count]], Meta(max_length=BATCHES_MAX)]
+
+
 class Speculation(_Said):
     method: Word = "none"
     num_drafts_max: Count = 0
@@ -73,7 +76,7 @@ class Speculation(_Said):
     why_now: Word = ""
     num_steps_by_why: Annotated[dict[Word, Count], Meta(max_length=PLACES_MAX)] = {}
     step_s: _Table = {}
-    num_steps: _Table = {}
+    num_steps: _Counts = {}
     figures: Annotated[list[Figures], Meta(max_length=WORKLOADS_MAX)] = []
     acceptance_checks: Annotated[list[Check], Meta(max_length=WORKLOADS_MAX)] = []
     decisions: Annotated[list[Decision], Meta(max_length=DECISIONS_MAX)] | None = None
