@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.dashboard import (
     backend_page,
+    batch_page,
     endpoints_page,
     keys_page,
     now,
@@ -22,6 +23,7 @@ PAGES: tuple[Page, ...] = (
     policy_page.PAGE,
     keys_page.PAGE,
     spend.PAGE,
+    batch_page.PAGE,
     backend_page.PAGE,
     playground.PAGE,
     settings_page.PAGE,

@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.dashboard.messages import (
     backend,
+    batch,
     endpoints,
     frame,
     keys,
@@ -28,6 +29,7 @@ CHINESE: Final = "zh"
 HTML_LANGUAGES: Final = {ENGLISH: "en", CHINESE: "zh-Hans"}
 AREAS: Final = (
     frame,
+    batch,
     login,
     now,
     endpoints,
