@@ -138,6 +138,17 @@ class Watching:
         reason = "; ".join(each.message for each in status.errors)[:500]
         word = "" if not num_undone else reason or status.outcome or "lines undone"
         await self._natives.close(row, "collected", word)
+        await self._delete_files(row, api, status)
+
+    async def _delete_files(
+        self, row: NativeRow, api: NativeBatchApi, status: NativeStatus
+    ) -> None:
+        """All that was in them is kept here. Once, and no harm if it fails: they expire there."""
+        wanted = (row.provider_file_id, status.output_file_id, status.error_file_id)
+        try:
+            await api.delete_files([each for each in wanted if each])
+        except NativeError as error:
+            log.warning("files of a native batch not deleted", id=row.id, reason=error.message)
 
     async def _release_undone(self, row: NativeRow, batch: BatchRow, endpoint: Endpoint) -> int:
         async with self._store.read() as connection:

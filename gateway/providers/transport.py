@@ -114,7 +114,7 @@ def check_request(request: UpstreamRequest) -> None:
     """Raise UnsendableRequest for what could split or smuggle: bad method, name, CR, LF, NUL."""
     if not request.verify_tls and request.network is not Network.PRIVATE:
         raise UnsendableRequest("certificates go unchecked only with `network: private`")
-    if request.method not in ("GET", "POST"):
+    if request.method not in ("GET", "POST", "DELETE"):
         raise UnsendableRequest(f"method {request.method!r} is not used upstream")
     if request.content is not None and (request.body or request.method != "POST"):
         raise UnsendableRequest("content goes with POST, and in the place of a body")

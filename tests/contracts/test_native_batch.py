@@ -152,6 +152,17 @@ async def test_cancelling(provider: str) -> None:
             await api.cancel(plan["batch_id"])
 
 
+async def test_files_are_taken_away_whether_they_are_there_or_not(provider: str) -> None:
+    plan = golden(provider, "delete")
+    async with playing(provider, plan["exchanges"]) as api:
+        await api.delete_files(plan["file_ids"])
+
+    async with playing(provider, plan["refused"]) as api:
+        if plan["refused"]:
+            with pytest.raises(NativeError, match="403: no"):
+                await api.delete_files(plan["file_ids"])
+
+
 async def test_batch_whose_id_was_lost_is_found_or_known_not_to_be_there(provider: str) -> None:
     plan = golden(provider, "find")
     for case in plan["cases"]:

@@ -6,7 +6,7 @@ Source: platform.claude.com/docs/en/build-with-claude/batch-processing and the r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -159,6 +159,9 @@ class AnthropicForm:
             return status
         batch = self._client.read(answer, _Batch)
         return batch.to_status()
+
+    async def delete_files(self, file_ids: Sequence[str]) -> None:
+        """Lines and results lie in the batch itself, which the provider deletes after 29 days."""
 
     async def find(
         self,

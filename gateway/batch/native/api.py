@@ -6,7 +6,7 @@ Whatever stands behind `NativeBatchApi` must pass tests/contracts/test_native_ba
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -221,5 +221,12 @@ class NativeBatchApi(Protocol):
         `num_lines`: it has at most so many (some may have been left out on the way); 0 = unknown.
         `known_ids`: the provider's ids of our other batches. Where the provider keeps no name of
         ours, number and age tell, then the results.
+        """
+        ...
+
+    async def delete_files(self, file_ids: Sequence[str]) -> None:
+        """Take away a batch's files of lines and of results, once all that is in them is kept.
+
+        Harmless for what is gone, and where the provider has no files.
         """
         ...

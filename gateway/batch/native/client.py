@@ -68,6 +68,14 @@ class NativeClient:
         data = b"" if body is None else msgspec.json.encode(body)
         return (await self._call(self._request("POST", url, data)))[0]
 
+    async def delete(self, url: str) -> None:
+        """Take away what is behind `url`, should it be there still. Raises NativeError."""
+        try:
+            await self._call(self._request("DELETE", url))
+        except NativeError as error:
+            if error.status not in (404, 410):
+                raise
+
     async def send(
         self, url: str, content: Content | bytes, headers: dict[bytes, bytes]
     ) -> tuple[Any, Headers]:

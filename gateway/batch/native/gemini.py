@@ -168,6 +168,9 @@ class GeminiForm(OpenAIForm):
         path = quote(file_id, safe="/")
         return f"{self._host}/download/{self._version}/{path}:download?alt=media"
 
+    def _delete_url(self, file_id: str) -> str:
+        return f"{self._native}/{quote(file_id, safe='/')}"
+
     async def find(
         self,
         native_id: str,

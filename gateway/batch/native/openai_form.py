@@ -5,7 +5,7 @@ Source: developers.openai.com/api/docs/guides/batch and the reference of files a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Collection
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -214,6 +214,13 @@ class OpenAIForm:
 
     def file_url(self, file_id: str) -> str:
         return self._client.url(f"/files/{quote(file_id, safe='')}/content")
+
+    async def delete_files(self, file_ids: Sequence[str]) -> None:
+        for file_id in file_ids:
+            await self._client.delete(self._delete_url(file_id))
+
+    def _delete_url(self, file_id: str) -> str:
+        return self._client.url(f"/files/{quote(file_id, safe='')}")
 
     async def cancel(self, batch_id: str) -> NativeStatus:
         try:

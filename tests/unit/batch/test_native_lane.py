@@ -6,9 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.batch import service
+from gateway.batch.native.api import NativeError
+from gateway.batch.native.openai_form import OpenAIForm
+from gateway.errors import FailureClass
 from gateway.keys.wanted import NewKey
 from gateway.simulator.native_profile import BatchFault, BatchFaultMode, BatchProfile
 from gateway.simulator.profile import ProviderProfile, SimulatedPrice
@@ -116,6 +120,34 @@ async def test_a_line_that_is_wrong_ends_with_the_providers_words_and_costs_noth
         assert counts.by_state == {"succeeded": 54, "errored": 6}
         books = await here.books()
         assert (books.ours, books.num_exact) == (books.theirs, 54)
+
+
+async def test_the_providers_copy_of_the_lines_goes_once_all_is_collected(tmp_path: Path) -> None:
+    async with world(tmp_path) as here, here.working():
+        await here.ended(await here.make(lines()))
+        (row,) = await here.rows("SELECT provider_file_id FROM native_batches")
+        root = here.providers["nat"].base_url
+
+        async def is_gone() -> bool:
+            async with httpx.AsyncClient() as http:
+                kept = (await http.get(f"{root}/files")).json()["data"]
+            return row["provider_file_id"] not in {each["id"] for each in kept}
+
+        assert row["provider_file_id"]
+        await until(is_gone, "the file to be deleted")
+
+
+async def test_files_that_a_provider_does_not_delete_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> None:
+        raise NativeError(FailureClass.SERVER_ERROR, "no")
+
+    monkeypatch.setattr(OpenAIForm, "delete_files", refused)
+    async with world(tmp_path) as here, here.working():
+        row, counts = await here.ended(await here.make(lines()))
+        assert (row.state, counts.by_state) == ("completed", {"succeeded": NUM_LINES})
+        assert await num_natives(here) == {"collected": 1}
 
 
 async def test_a_budget_too_small_for_all_pays_for_some_and_says_so_of_the_others(
