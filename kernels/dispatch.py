@@ -7,7 +7,7 @@ GPUs) may offer a part of the table, or not load at all; the reference serves wh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import interface, specs
 from kernels.interface import Int8Weight
+from kernels.ops.graphs import Graphs
 from kernels.ops.launching import IS_INTERPRETED
 from kernels.reference.dflash_context_kv import dflash_context_kv
 from kernels.reference.gated_delta import gated_delta
@@ -34,7 +35,9 @@ from kernels.reference.row_stats import row_stats
 from kernels.reference.sample import sample
 from kernels.reference.verify_rejection import verify_rejection
 
-IMPLEMENTATIONS = ("auto", "reference", "native", "triton")
+# "triton-graphs": the same ops, and steps repeated as graphs. By name only: no GPU has run it yet.
+GRAPHS = "triton-graphs"
+IMPLEMENTATIONS = ("auto", "reference", "native", "triton", GRAPHS)
 # A module of these has `load() -> Mapping[str, Callable] | None`: op names, `pack_int8` beside
 # `linear_int8`, perhaps `capture`; None where it cannot work (no compiler, no device).
 MODULES = {"native": "kernels.native", "triton": "kernels.ops"}
@@ -86,7 +89,9 @@ class Ops:
     gated_delta: interface.GatedDelta
     pack_int8: Callable[[Tensor], Int8Weight]
     names: Mapping[str, str]
-    # Does work made of ops once, and gives what repeats it on the same memory, or None.
+    # Does work made of ops once, and gives what repeats it on the same memory, or None. Memory that
+    # the work asks for is written anew by whatever is repeated next. The work may be called twice,
+    # the second time to be recorded only.
     capture: Callable[[Callable[[], None]], Callable[[], bool] | None] = do_only
 
     def name_of(self, op: str) -> str:
@@ -99,9 +104,9 @@ class Ops:
 def select(device: str, implementation: str = "auto", *, withheld: Collection[str] = ()) -> Ops:
     """The ops for a torch device ("cpu", "cuda:0"). "auto" takes the fastest that loads.
 
-    `withheld`: ops that torch serves whatever is offered, as `kernels.doctor` found. Raises
-    ValueError for an unknown implementation, one that this device cannot have, or one that is asked
-    for by name and does not load.
+    `withheld`: ops that torch serves whatever is offered, as `kernels.doctor` found; with "capture"
+    steps are launched op by op. Raises ValueError for an unknown implementation, one that this
+    device cannot have, or one that is asked for by name and does not load.
     """
     if implementation not in IMPLEMENTATIONS:
         choices = ", ".join(IMPLEMENTATIONS)
@@ -110,6 +115,11 @@ def select(device: str, implementation: str = "auto", *, withheld: Collection[st
     is_cpu = device.split(":")[0] == "cpu"
     if wanted == "auto":
         wanted = "native" if is_cpu else "triton"
+    if wanted == GRAPHS:
+        if is_cpu:
+            raise ValueError(f"{GRAPHS} records steps on a GPU, and {device} is none; use auto")
+        ops = select(device, "triton", withheld=withheld)
+        return ops if "capture" in withheld else replace(ops, capture=Graphs(device).capture)
     if wanted == "reference":
         return build({}, wanted)
     if wanted == "triton" and is_cpu and not IS_INTERPRETED:

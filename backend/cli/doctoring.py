@@ -59,9 +59,10 @@ def examined(config: EngineConfig, path: Path, tell: Tell) -> EngineConfig:
 
     Raises SetupError if the GPU stopped answering, and for files that are no model.
     """
+    from kernels.dispatch import GRAPHS
     from kernels.doctor.examine import NothingToExamine, known
 
-    if config.device == "cpu" or config.kernels.implementation not in ("auto", "triton"):
+    if config.device == "cpu" or config.kernels.implementation not in ("auto", "triton", GRAPHS):
         return config
     subject, cache = subject_of(config.device, config.dtype.value, path), usable_cache(tell)
     verdict = known(subject, cache)

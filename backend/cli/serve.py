@@ -117,10 +117,11 @@ _MIB = 1024 * 1024
 )
 @click.option(
     "--kernels",
-    type=click.Choice(["auto", "reference", "native", "triton"]),
+    type=click.Choice(["auto", "reference", "native", "triton", "triton-graphs"]),
     default="auto",
     show_default=True,
-    help="reference = torch; native = C++, on a CPU; triton, on a GPU; auto = those of the device.",
+    help="reference = torch; native = C++, on a CPU; triton, on a GPU; triton-graphs = those, each "
+    "step as one graph (not yet run on a GPU); auto = those of the device.",
 )
 @click.option("--no-doctor", is_flag=True, help="Use the kernels of a GPU without trying them.")
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt anew.")

@@ -67,7 +67,7 @@ class _Captured:
 
 
 class CapturedRounds:
-    """Of one draft. What `run` gives is valid until the next round of the same shape."""
+    """Of one draft. What `run` gives is valid until anything that is captured is repeated."""
 
     def __init__(self, ops: Ops, work: Callable[[RoundInputs], Tensor]) -> None:
         """`work` must do nothing but call ops, and ask for memory."""
@@ -95,7 +95,8 @@ class CapturedRounds:
         own = given.copied()
         results: list[Tensor] = []
         repeat = self._ops.capture(lambda: results.append(self._work(own)))
-        self._known[key] = None if repeat is None else _Captured(own, results[0], repeat)
+        # Who records calls the work a second time, and repetitions write that one's result.
+        self._known[key] = None if repeat is None else _Captured(own, results[-1], repeat)
         if len(self._known) > CAPTURES_MAX:
             self._known.popitem(last=False)
         return results[0]

@@ -14,8 +14,9 @@ import torch
 
 from kernels.cases.case import Case, Maker, Size
 from kernels.dispatch import REFERENCE
+from kernels.doctor import capturing
 from kernels.doctor.shapes import Geometry, cases_of
-from kernels.doctor.verdict import OpReport, Outcome
+from kernels.doctor.verdict import CAPTURE, OpReport, Outcome
 from kernels.tools.against_torch import (
     bound_of,
     difference,
@@ -53,6 +54,8 @@ def check(task: Task) -> OpReport:
         torch.cuda.set_device(index)  # its clock is the current device's
     if not task.op:
         return _probe(task.device)
+    if task.op == CAPTURE:
+        return capturing.check_capture(import_module(task.module).load(), task.device)
     function = import_module(task.module).load()[task.op]
     cases = cases_of(task.op, task.geometry, task.size)
     if not cases:

@@ -13,12 +13,12 @@ import torch
 
 from kernels.cases.case import Size
 from kernels.dispatch import MODULES
-from kernels.doctor import machine
+from kernels.doctor import capturing, machine
 from kernels.doctor.cache import VerdictCache
 from kernels.doctor.checking import Task, offered
 from kernels.doctor.process import Child
 from kernels.doctor.shapes import Geometry
-from kernels.doctor.verdict import Key, OpReport, Outcome, Verdict
+from kernels.doctor.verdict import CAPTURE, Key, OpReport, Outcome, Verdict
 from kernels.ops.launching import IS_INTERPRETED
 from kernels.targets import GIB
 
@@ -131,7 +131,8 @@ def _offered(subject: Subject) -> tuple[str, ...]:
     ops = offered(subject.module)
     if not ops:
         raise NothingToExamine("the Triton kernels do not load here; torch's own ops serve")
-    return ops
+    has_capture = subject.is_gpu and set(capturing.NEEDED) <= set(ops)
+    return (*ops, CAPTURE) if has_capture else ops
 
 
 def _tried(subject: Subject, ops: list[str], manner: Manner) -> Iterator[OpReport]:

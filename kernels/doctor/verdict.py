@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 FORMAT = 1
+CAPTURE = "capture"  # among the ops: steps recorded as graphs, as `kernels.dispatch` calls it
 
 
 class Outcome(StrEnum):
@@ -76,8 +77,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         """One line."""
         if not self.withheld:
             return f"all {len(self.reports)} kernels are as they should be"
-        names = ", ".join(self.withheld)
-        return f"torch serves {len(self.withheld)} of {len(self.reports)} ops: {names}"
+        names = [op for op in self.withheld if op != CAPTURE]
+        num_ops = sum(each.op != CAPTURE for each in self.reports)
+        told = [f"torch serves {len(names)} of {num_ops} ops: {', '.join(names)}"] if names else []
+        told += ["no graphs"] if CAPTURE in self.withheld else []
+        return "; ".join(told)
 
 
 def report_text(verdict: Verdict) -> str:
@@ -107,10 +111,17 @@ def report_text(verdict: Verdict) -> str:
     return "\n".join([*head, *lines, "", *reasons, *([""] if reasons else []), *ending])
 
 
+def served_by(report: OpReport) -> str:
+    """Of `capture`, which is no op, how steps are launched if graphs are asked for."""
+    if report.op == CAPTURE:
+        return "op by op" if report.is_withheld else "graphs"
+    return "torch" if report.is_withheld else "triton"
+
+
 def _row(report: OpReport) -> tuple[str, ...]:
     return (
         report.op,
-        "torch" if report.is_withheld else "triton",
+        served_by(report),
         report.outcome.value,
         "-" if report.error is None else f"{report.error:.1e}",
         _us(report.op_s),

@@ -85,6 +85,15 @@ class _TorchWork(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         made = func(*args, **(kwargs or {}))
         if func in _ALLOCATIONS:
             self.memory.append(made)
-        elif not func.is_view:
+        elif not func.is_view or _is_apart(made, args):
             self.is_seen = True
         return made
+
+
+def _is_apart(made: Any, args: Sequence[Any]) -> bool:
+    """Whether what is called a view is a copy: `reshape` makes one where strides do not fit."""
+    if not isinstance(made, Tensor):
+        return False
+    given = [each for each in args if isinstance(each, Tensor)]
+    storage = made.untyped_storage().data_ptr()
+    return all(each.untyped_storage().data_ptr() != storage for each in given)

@@ -43,6 +43,12 @@ _MATMUL = (
     Candidate({"num_parts": 4}),
     Candidate({"num_parts": 8}),
 )
+# int4 unpacked to few rows spills with more waves asked for, small groups with more of them there.
+_WEIGHT_ONLY = (
+    *(each for each in _MATMUL if set(each.values) not in ({"waves_per_eu"}, {"num_warps"})),
+    Candidate({"waves_per_eu": 2}, {"block_m": (32, 64, 128)}),
+    Candidate({"num_warps": 8}, {"num_warps": (4,), "block_m": (32, 64)}),
+)
 CANDIDATES: Mapping[str, Sequence[Candidate]] = {
     "rms_norm": (
         Candidate({"num_warps": 2}),
@@ -70,12 +76,12 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = {
         Candidate({"num_stages": 1}),
         Candidate({"waves_per_eu": 2}),
         Candidate({"block_k": 32}),
-        Candidate({"block_k": 128}),
+        Candidate({"block_k": 128}, {"block_m": (16, 128)}),  # heads of 256 leave no LDS for it
         Candidate({"block_m": 64, "num_warps": 4}, {"block_m": (128,)}),
     ),
     "linear_int8": _MATMUL,
     "linear_fp8": _MATMUL,
-    "linear_weight_only": _MATMUL,
+    "linear_weight_only": _WEIGHT_ONLY,
     "moe_matmul": (*_MATMUL, Candidate({"block_k": 64}), Candidate({"block_k": 128})),
     "markov_pick": (
         Candidate({"num_stages": 1}),

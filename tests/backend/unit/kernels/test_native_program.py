@@ -61,6 +61,16 @@ def test_work_of_torch_cannot_be_repeated() -> None:
     assert out[0, 0] > 1.0  # but it was done
 
 
+def test_a_copy_that_is_called_a_view_cannot_be_repeated() -> None:
+    wide = torch.arange(8.0).view(2, 4)
+
+    def work() -> None:
+        with torch.inference_mode():
+            norm(wide.t().reshape(4, 2), torch.empty(4, 2))
+
+    assert captured(work) is None
+
+
 def test_an_op_that_falls_back_to_torch_cannot_be_repeated() -> None:
     x = torch.ones(1, 2, dtype=torch.float64)
 
