@@ -209,8 +209,9 @@ for (const [colorScheme, locale, language] of [
       await page.goto(`${world.base_url}/admin/endpoints`);
       await page.waitForSelector('#lamp[data-state="on"]');
       await page.locator(".acts summary").first().click();
-      assert.deepEqual(await axeFindings(page), []);
       await page.screenshot({ path: `${world.images}/playground-endpoints-${language}-${colorScheme}.png` });
+      assert.deepEqual(await axeFindings(page), []);
+      assert.deepEqual(seen.errors, []);
     });
   });
 }
