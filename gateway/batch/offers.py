@@ -18,6 +18,7 @@ from gateway.core import (
     PriceRow,
 )
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.whole_times import whole_slow_line
 from gateway.policy.marginal import SECONDS_PER_HOUR, step_seconds
 from gateway.policy.placement import NATIVE, LaneOffer, PriceWindow
 from gateway.policy.policy import Indexed, Policy
@@ -73,7 +74,13 @@ def lane_offers(
             if policy.unpriced == "block" and not any(row.is_priced for row in rows):
                 continue
             windows = price_windows(one.endpoint, rows, book, now)
-            found = list(_of_endpoint(one, live, snapshot, model, windows=windows, now=now))
+            known = fleet.estimator(one.id)
+            slow = whole_slow_line(known) if known is not None else None
+            base_s, token_s = slow or (0.0, 0.0)
+            found = [
+                structs.replace(each, base_p95_s=base_s, token_p95_s=token_s)
+                for each in _of_endpoint(one, live, snapshot, model, windows=windows, now=now)
+            ]
             if one.id in native_endpoints:
                 found.append(_native(one.endpoint, model, windows, turnarounds.get(one.id)))
             (held if live.held else offers).extend(found)

@@ -49,7 +49,7 @@ __all__ = [
     "place",
 ]
 
-RECOVERY_S = 30.0  # p95 of one line at once, where nothing was learned
+RECOVERY_S = 30.0  # p95 of one line at once, where no more was learned
 SAVING_TO_MOVE = 0.05
 
 
@@ -80,10 +80,11 @@ def place(
     """
     A lane, a time and a price for every line.
 
-    `recovery_s`: p95 of one line sent at once to a healthy endpoint; a group's recovery follows
-    from it and from how many lines it has. A group that runs natively stays where it is if it has
-    an allocation on its own lane; if not, it is to be cancelled there and sent on. Raises nothing:
-    what cannot be had is in `late` and `over`.
+    `recovery_s`: p95 of one line sent at once to a healthy endpoint, unless a lane has learned
+    that its lines take longer; a group's recovery follows from it and from how many lines it has.
+    A group that runs natively stays where it is if it has an allocation on its own lane; if not,
+    it is to be cancelled there and sent on. Raises nothing: what cannot be had is in `late` and
+    `over`.
     """
     groups = [group for group in groups if group.count > 0]
     horizon_s = max((group.deadline_at_s for group in groups), default=now_s)
@@ -218,9 +219,10 @@ class _Planning:
     def _room(self, group: LineGroup, option: _Option, slack: float) -> int:
         if option.stretch is None:
             return group.count
-        last_s = group.deadline_at_s - self._recovery_s
+        line_s = max(self._recovery_s, option.lane.line_p95_s(group))
+        last_s = group.deadline_at_s - line_s
         if not option.lane.is_refuge:
-            last_s = group.deadline_at_s - SLACK * self._recovery_s - REPLAN_S
+            last_s = group.deadline_at_s - SLACK * line_s - REPLAN_S
         return option.stretch.room(last_s, slack, option.lane.weight(group))
 
     def _fill(self, group: LineGroup, options: Sequence[_Option], rest: int, slack: float) -> int:

@@ -66,6 +66,10 @@ class Lane:
         ordinary = self.offer.line_tokens
         return group.output_tokens / ordinary if ordinary and group.output_tokens else 1.0
 
+    def line_p95_s(self, group: LineGroup) -> float:
+        """What 95 % of the group's lines take at once, as far as that was learned."""
+        return self.offer.base_p95_s + self.offer.token_p95_s * group.output_tokens
+
     def stretch_at(self, at_s: float) -> Stretch:
         """The stretch that `at_s` is in, else the last one."""
         return next((each for each in self.stretches if at_s < each.until_s), self.stretches[-1])

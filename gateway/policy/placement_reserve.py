@@ -49,12 +49,13 @@ def _reserve(
     refuges = _refuges(group, lanes, now_s)
     if not refuges:
         return Reserve(group.deadline_at_s, inf)
-    rate, need_s, weighed = 0.0, 0.0, 0.0
+    rate, need_s, weighed, line_s = 0.0, 0.0, 0.0, recovery_s
     for cost, lane in refuges:
         lane_rate = lane.offer.lines_per_s / lane.weight(group)
         rate += lane_rate
         weighed += cost * lane_rate
-        need_s = SLACK * (recovery_s + group.count / rate)
+        line_s = max(line_s, lane.line_p95_s(group))
+        need_s = SLACK * (line_s + group.count / rate)
         if need_s <= WINDOW_SHARE * (end_s - now_s):
             break
     return Reserve(end_s - need_s - REPLAN_S, weighed / rate)

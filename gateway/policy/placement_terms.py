@@ -48,8 +48,9 @@ class LaneOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     A sync or own lane answers `lines_per_s`, what was learned of its capacity and is left for
     batch work; `line_tokens` is the mean output of the lines that was learned on, and longer lines
-    take their share more (0 = length does not matter). A native lane takes up to `lines_max` lines
-    a batch, has a turnaround, and gives lines back at most `cancel_s` after a cancel.
+    take their share more (0 = length does not matter). 95 % of answers of n tokens are there within
+    `base_p95_s` + n · `token_p95_s`, where that was learned. A native lane takes up to `lines_max`
+    lines a batch, has a turnaround, and gives lines back at most `cancel_s` after a cancel.
     """
 
     id: str  # "<endpoint id>#<tier>" or "<endpoint id>#native"
@@ -63,6 +64,8 @@ class LaneOffer(msgspec.Struct, frozen=True, kw_only=True):
     cancel_s: float = CANCEL_S
     lines_per_s: float = 0.0
     line_tokens: float = 0.0
+    base_p95_s: float = 0.0
+    token_p95_s: float = 0.0
     lines_max: int = LINES_MAX
     requests_min: int = REQUESTS_MIN
     opens_at_s: float = -inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.policy.placement import LineGroup, Placement, PriceWindow, place
+from gateway.policy.placement import LaneOffer, LineGroup, Placement, PriceWindow, place
 from tests.support.lanes import HOUR_S, LINE_NANOS, at_once, group, native, row
 
 # Of 1,000 lines at 10 a second: 1.5 · (30 + 100) s, and a minute until the planner looks again.
@@ -50,6 +50,22 @@ def test_a_window_is_waited_for_while_a_rescue_is_still_free(
     (only,) = place([group(1_000, 6.0 * HOUR_S)], offers, 0.0).allocations
 
     assert (only.not_before_s > 0.0) is waits
+
+
+def test_recovery_is_longer_where_a_line_was_seen_to_take_longer() -> None:
+    # 20 s + 100 tokens of a second each: 120 s instead of the 30 that are assumed at least.
+    slow = at_once("a", 1.0, 10.0, base_p95_s=20.0, token_p95_s=1.0)
+    quick = at_once("a", 1.0, 10.0, base_p95_s=1.0, token_p95_s=0.01)
+    last_s = 2.0 * HOUR_S - 1.5 * (120.0 + 100.0) - 60.0 - CANCEL_S
+    running = _running(1_000, 2.0 * HOUR_S)
+
+    def escalates(offer: LaneOffer, at_s: float) -> bool:
+        offers = [offer, native("a", 0.5, turnaround_p50_s=420.0, turnaround_p95_s=80_000.0)]
+        return place([running], offers, at_s).escalated != ()
+
+    assert escalates(slow, last_s + 1.0)
+    assert not escalates(slow, last_s - 1.0)
+    assert not escalates(quick, last_s + 1.0)
 
 
 def test_an_unlearned_batch_api_is_tried_where_there_is_time_to_come_back() -> None:
