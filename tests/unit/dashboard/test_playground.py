@@ -156,7 +156,9 @@ async def test_two_lanes_are_billed_recorded_and_the_first_to_finish_wins(tmp_pa
     assert "nice" not in json.dumps(audited.detail)  # no prompt is written down
 
 
-async def test_closing_the_stream_closes_upstream_and_settles(tmp_path: Path) -> None:
+async def test_closing_the_stream_or_reading_no_more_closes_upstream_and_settles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endless = Endless()
     async with dashboard(tmp_path, scripts=(endless, GOOD)) as world:
         running = await begun(world, "a/m", "b/m")
@@ -170,22 +172,17 @@ async def test_closing_the_stream_closes_upstream_and_settles(tmp_path: Path) ->
             while not running.lanes[0].is_over:
                 await asyncio.sleep(0.01)
         row = world.gateway.recorder.recent(running.lanes[0].request_id)
+        endless.is_closed.clear()
+        monkeypatch.setattr("gateway.dashboard.playground_stream.UNREAD_S_MAX", 0.1)
+        unread = await begun(world, "a/m")
+        await asyncio.wait_for(endless.is_closed.wait(), 10)
 
+    assert unread.lanes[0].sink.gone.is_set()
     assert running.lanes[0].state == "stopped"
     assert running.lanes[1].state == "done"
     assert row is not None
     assert (row.status, row.is_estimated) == (499, True)
     assert row.cost_nanos > 0
-
-
-async def test_race_that_nobody_reads_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.dashboard.playground_stream.UNREAD_S_MAX", 0.1)
-    endless = Endless()
-    async with dashboard(tmp_path, scripts=(endless,)) as world:
-        await begun(world, "a/m")
-        await asyncio.wait_for(endless.is_closed.wait(), 10)
 
 
 async def test_lanes_tell_what_the_endpoint_or_the_gateway_said(tmp_path: Path) -> None:
