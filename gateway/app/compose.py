@@ -142,7 +142,6 @@ async def running_gateway(
             new_id=lambda: new_id("att"),
         )
         stack.push_async_callback(relay.aclose)
-        tracing = _tracing(settings, stack, clock=clock, wall_clock=wall_clock)
         gateway = Gateway(
             settings=settings,
             store=store,
@@ -154,7 +153,7 @@ async def running_gateway(
             relay=relay,
             admission=Admission(source.current.limits.requests_in_flight_max),
             metrics=metrics,
-            tracing=tracing,
+            tracing=_tracing(settings, stack, clock=clock, wall_clock=wall_clock),
             recorder=recorder,
             policy=lambda: source.current,
             policy_error=lambda: source.last_error,
@@ -166,9 +165,7 @@ async def running_gateway(
             allowed_hosts=hosts or frozenset(settings.allowed_hosts),
         )
         housekeeping = Housekeeping(gateway, source, book, LoadPoller(gateway, transport))
-        gateway.policy_home = policy_home(
-            source, store, wall_clock=wall_clock, reload=housekeeping.reload
-        )
+        gateway.policy_home = policy_home(source, store, wall_clock, housekeeping.reload)
         await housekeeping.restore()
         await housekeeping.keep_policy(source.current)
         stack.push_async_callback(housekeeping.stop)

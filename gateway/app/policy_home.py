@@ -149,7 +149,6 @@ class StoreHome(_Keeper):
 def policy_home(
     source: FilePolicySource | StorePolicySource,
     store: Store,
-    *,
     wall_clock: Callable[[], float],
     reload: asyncio.Event,
 ) -> FileHome | StoreHome:

@@ -138,7 +138,7 @@ async def test_a_rename_that_fails_leaves_no_trace(
 
     async with serving(tmp_path, str(file)) as (gateway, store):
         assert gateway.policy_home is not None
-        monkeypatch.setattr(policy_home.os, "replace", refuse)
+        monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(Conflict, match="cannot be written") as caught:
             await gateway.policy_home.publish(change(TEXT + b"# x\n", TEXT))
         async with store.read() as connection:

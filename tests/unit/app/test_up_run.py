@@ -22,7 +22,7 @@ def test_a_changed_demo_policy_is_not_written_over(
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     monkeypatch.setattr(
-        up_run.SimulatedProviders, "start", lambda _free_port: SimulatedProviders(ended, ports)
+        SimulatedProviders, "start", lambda _free_port: SimulatedProviders(ended, ports)
     )
     path, said = tmp_path / "demo-policy.yaml", list[str]()
     settings = Settings.from_environment({"LOOPROUTER_HOME": str(tmp_path)})

@@ -31,7 +31,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     path = tmp_path / "command"
     path.write_text(f"#!{sys.executable}\n{code}")
     path.chmod(0o755)
-    monkeypatch.setattr(policy_backtest.sys, "executable", str(path))
+    monkeypatch.setattr(sys, "executable", str(path))
 
 
 async def test_recorded_requests_are_decided_again_and_told_as_predicted(tmp_path: Path) -> None:
