@@ -1,4 +1,4 @@
-"""Words of the page Policy. What the parser says of a mistake is English, as on the command line."""
+"""Words of the page Policy. What the parser says of a mistake is English, as in the commands."""
 
 from __future__ import annotations
 
@@ -218,7 +218,8 @@ ZH: dict[str, str] = {
     "policy.note_intervals": "区间为 95 %，按请求自助抽样得出。",
     "policy.note_predicted": "预测值（空心点）：这些请求实际发往别处，"
     "其时间与费用为当时的估计；对负载、缓存和学习的影响未计入。",
-    "policy.note_check": "同样的预测用于 {n} 个实际发送的请求：实际时间为预测的 {ratio} 倍（中位数），"
+    "policy.note_check": "同样的预测用于 {n} 个实际发送的请求："
+    "实际时间为预测的 {ratio} 倍（中位数），"
     "{inside} 落在预测的 90 % 区间内。",
     "policy.note_refused": "{side}拒绝 {n} 个：{rules}",
     "policy.note_unseen": "{side}将 {n} 个发往当时未记录负载的端点，按空闲处理。",
