@@ -16,7 +16,7 @@ from tests.run_tests import browser_packages
 from tests.support.up_process import running_up
 
 pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.slow]
-SUITE_S_MAX = 150
+SUITE_S_MAX = 280
 TESTS_MIN = 9
 PICTURES_MIN = 8
 

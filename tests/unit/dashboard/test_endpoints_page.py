@@ -18,12 +18,14 @@ from gateway.dashboard.holding import NOTE_CHARS_MAX
 from gateway.dashboard.look import Look
 from gateway.dashboard.payer import OWN_TENANT, PROBES
 from gateway.dashboard.probing import PROBES_AT_ONCE, Prober
+from gateway.errors import PolicyError
 from gateway.keys.service import list_all_keys, revoke_key
 from gateway.keys.tenants import tenant_id_of
 from gateway.pipeline import Gateway
 from gateway.store.audit import AuditEvent, list_all_events
 from gateway.store.holds import list_holds
 from tests.support.dashboard_world import Browser, DashboardWorld, dashboard
+from tests.support.deciding import policy_of
 from tests.support.relaying import GOOD, answers, chat, streams, token
 from tests.support.scripted_server import Connection
 
@@ -293,3 +295,12 @@ def test_share_of_the_listed_speed_keeps_interval_and_samples() -> None:
     assert over(measured, 80.0) == Estimate(value=0.75, low=0.625, high=None, n=12.0)
     assert over(measured, None) is None
     assert over(None, 80.0) is None
+
+
+def test_listed_speed_is_what_the_policy_states() -> None:
+    policy = policy_of("a, listed_tok_s: 80", "b")
+
+    assert policy.endpoints["a/x"].listed_tok_s == 80.0
+    assert policy.endpoints["b/x"].listed_tok_s is None
+    with pytest.raises(PolicyError, match="listed_tok_s"):
+        policy_of("a, listed_tok_s: 0")
