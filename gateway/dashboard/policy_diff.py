@@ -64,18 +64,19 @@ def text_diff(old: str, new: str) -> TextDiff:
     shown: list[DiffLine] = []
     num_added = num_removed = 0
     last = 0  # lines of `a` already shown or left out
-    for i1, i2, j1, j2 in _hunks(a, b):
+    hunks = _hunks(a, b)
+    for idx, (i1, i2, j1, j2) in enumerate(hunks):
+        following = hunks[idx + 1][0] if idx + 1 < len(hunks) else len(a)
         begin = max(last, i1 - CONTEXT_LINES)
         if begin > last:
             shown.append(DiffLine(kind="gap"))
         shift = j1 - i1
-        shown += [_same(a, idx, shift) for idx in range(begin, i1)]
+        shown += [_same(a, i, shift) for i in range(begin, i1)]
         shown += [DiffLine(kind="removed", old=i + 1, text=a[i]) for i in range(i1, i2)]
         shown += [DiffLine(kind="added", new=j + 1, text=b[j]) for j in range(j1, j2)]
         num_removed, num_added = num_removed + i2 - i1, num_added + j2 - j1
-        following = _next_begin(a, b, i2, j2)
         last = min(i2 + CONTEXT_LINES, following)
-        shown += [_same(a, idx, j2 - i2) for idx in range(i2, last)]
+        shown += [_same(a, i, j2 - i2) for i in range(i2, last)]
     if shown and last < len(a):
         shown.append(DiffLine(kind="gap"))
     return TextDiff(
@@ -95,17 +96,11 @@ def _same(a: list[str], idx: int, shift: int) -> DiffLine:
     return DiffLine(kind="same", old=idx + 1, new=idx + shift + 1, text=a[idx])
 
 
-def _next_begin(a: list[str], b: list[str], i: int, j: int) -> int:
-    """The first line of `a` from `i` on that is not that of `b` from `j` on."""
-    while i < len(a) and j < len(b) and a[i] == b[j]:
-        i, j = i + 1, j + 1
-    return i
-
-
 def _hunks(a: list[str], b: list[str]) -> list[tuple[int, int, int, int]]:
     """Where they differ, as [i1, i2) of `a` against [j1, j2) of `b`."""
-    head = _next_begin(a, b, 0, 0)
-    tail = 0
+    head = tail = 0
+    while head < min(len(a), len(b)) and a[head] == b[head]:
+        head += 1
     while tail < min(len(a), len(b)) - head and a[-1 - tail] == b[-1 - tail]:
         tail += 1
     ours, theirs = a[head : len(a) - tail], b[head : len(b) - tail]
