@@ -28,7 +28,7 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class Figures(_Said):
+class Figures(_Said, frozen=True):
     """Of one kind of work, since the server's start."""
 
     workload: Word
@@ -45,7 +45,7 @@ class Figures(_Said):
     step_plain_s: Amount = 0.0
 
 
-class Check(_Said):
+class Check(_Said, frozen=True):
     """Acceptance held against what was recorded when the head was trained."""
 
     workload: Word
@@ -55,7 +55,7 @@ class Check(_Said):
     is_low: bool = False
 
 
-class Decision(_Said):
+class Decision(_Said, frozen=True):
     at_unix_s: Amount
     what: Word
     method: Word = ""
@@ -69,7 +69,7 @@ _Table = Annotated[dict[Count, dict[Count, Amount]], Meta(max_length=BATCHES_MAX
 _Counts = Annotated[dict[Count, dict[Count, Count]], Meta(max_length=BATCHES_MAX)]
 
 
-class Speculation(_Said):
+class Speculation(_Said, frozen=True):
     method: Word = "none"
     num_drafts_max: Count = 0
     num_drafts_now: Count | None = None  # null: its version does not tell
@@ -82,7 +82,7 @@ class Speculation(_Said):
     decisions: Annotated[list[Decision], Meta(max_length=DECISIONS_MAX)] | None = None
 
 
-class Load(_Said):
+class Load(_Said, frozen=True):
     """`GET /v1/load`. Model, version and the counts are what no other server's page has."""
 
     model: Word
@@ -105,13 +105,13 @@ class Load(_Said):
     speculation: Speculation | None = None
 
 
-class Kernels(_Said):
+class Kernels(_Said, frozen=True):
     doctor: Words = ""
     served_by: Annotated[dict[Word, Word], Meta(max_length=OPS_MAX)] = {}
     withheld: Annotated[dict[Word, Words], Meta(max_length=OPS_MAX)] = {}
 
 
-class Health(_Said):
+class Health(_Said, frozen=True):
     """`GET /health`, whatever its status."""
 
     status: Word
