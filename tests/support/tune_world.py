@@ -1,4 +1,4 @@
-"""A clock that is told the time, and a question of tiles: for the tests of `python -m kernels tune`."""
+"""A clock that is told the time, and a question of tiles: for the tests of `kernels tune`."""
 
 from __future__ import annotations
 
