@@ -168,6 +168,39 @@ async def test_a_look_that_is_cut_off_says_so_and_goes_on(
         assert len(found) == len(set(found)) == whole
 
 
+@pytest.mark.parametrize(
+    ("filters", "index"),
+    [
+        (Filters(outcome="failed", lane="batch"), "errors"),
+        (Filters(model=RARE, lane="batch"), "model"),
+        (Filters(endpoint_id="fireworks/qwen3-32b", lane="batch"), "endpoint"),
+    ],
+)
+async def test_each_way_goes_by_its_index(store: Store, filters: Filters, index: str) -> None:
+    if not store.is_sqlite:  # PostgreSQL counts costs: at so few rows another way is as good
+        return
+    statements: list[str] = []
+
+    def note(_: object, _cursor: object, statement: str, *_more: object) -> None:
+        statements.append(statement)
+
+    engine = store.engine.sync_engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    try:
+        async with store.read() as connection:
+            await list_page(connection, filters, before=None)
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", note)
+    async with store.read() as connection:
+        plans = [
+            str((await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {each}", values)).all())
+            for each in statements
+            if each.startswith("SELECT requests.created_at, requests.id")
+            for values in [("x",) * each.count("?")]
+        ]
+    assert any(f"COVERING INDEX ix_requests_{index}" in plan for plan in plans), plans
+
+
 async def test_spend_says_what_the_ledger_report_says(store: Store) -> None:
     asked = asked_of("", "", now=UNTIL, tenant_id="", days_max=92)
     async with store.read() as connection:
