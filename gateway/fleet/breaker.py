@@ -14,6 +14,7 @@ OPEN_MAX_S = 120.0
 OPEN_JITTER = 0.2
 CALM_S = 120.0  # closed for so long, the next opening starts again at 10 s
 PROBE_EXPIRES_S = 130.0  # a probe without a verdict frees its place: longest first-token timeout
+TURN_S = 1.0  # from one replica's probe to the next one's, about: news takes as long
 PROBE_WAIT_S = 1.0  # what waiters are told while a probe is under way
 
 
@@ -24,11 +25,16 @@ class Breaker:
     Open for 10 s × 2^k, at most 120 s, ± 20 %. Then half-open: one request may go; its success
     closes the breaker, its failure opens it for longer. Results of requests that left before the
     probe did are old news and change nothing while not closed.
+
+    Where several replicas each have a breaker for the endpoint, one's probe is a probe for all:
+    told of it by `heard`, the others close, or stay open for longer, as if it had been theirs. So
+    that they do not all probe before the first one's news is round, each stays open for a random
+    while more, which is the longer the more of them there are.
     """
 
     __slots__ = (
-        "_closed_at_s", "_counts", "_failures_in_row", "_open_until_s", "_openings",
-        "_probe_at_s", "_rng", "is_closed",
+        "_closed_at_s", "_counts", "_failures_in_row", "_open_until_s", "_opened_at_s", "_openings",
+        "_probe_at_s", "_rng", "is_closed", "num_others",
     )  # fmt: skip
 
     def __init__(self, rng: Rng, now_s: float) -> None:
@@ -38,6 +44,8 @@ class Breaker:
         self._failures_in_row = 0
         self._openings = 0
         self._open_until_s = 0.0
+        self._opened_at_s = 0.0
+        self.num_others = 0  # replicas that probe too
         self._closed_at_s: float | None = None
         self._probe_at_s: float | None = None
 
@@ -88,11 +96,7 @@ class Breaker:
             return False
         if not self._is_probe(dispatched_at_s):
             return False
-        self.is_closed = True
-        self._closed_at_s = now_s
-        self._probe_at_s = None
-        self._failures_in_row = 0
-        self._counts.clear()
+        self._close(now_s)
         return True
 
     def failed(self, dispatched_at_s: float, now_s: float) -> bool:
@@ -110,6 +114,30 @@ class Breaker:
         self._open(now_s, self._openings)
         return True
 
+    def heard(self, is_success: bool, dispatched_at_s: float, now_s: float) -> bool:
+        """Another replica's result. True when this opened or closed it, or kept it open."""
+        if self.is_closed:
+            judge = self.succeeded if is_success else self.failed
+            return judge(dispatched_at_s, now_s)
+        if not self._is_others_probe(dispatched_at_s):
+            return False
+        if is_success:
+            self._close(now_s)
+        else:
+            self._open(now_s, self._openings)
+        return True
+
+    def _is_others_probe(self, dispatched_at_s: float) -> bool:
+        """Soon after an opening some have not heard of it yet: what they send is no probe."""
+        return dispatched_at_s >= self._opened_at_s + OPEN_FIRST_S * (1.0 - OPEN_JITTER)
+
+    def _close(self, now_s: float) -> None:
+        self.is_closed = True
+        self._closed_at_s = now_s
+        self._probe_at_s = None
+        self._failures_in_row = 0
+        self._counts.clear()
+
     def _is_failing(self) -> bool:
         counts = self._counts
         return counts.n >= SUCCESS_SAMPLES_MIN and counts.successes < SUCCESS_SHARE_MIN * counts.n
@@ -117,7 +145,9 @@ class Breaker:
     def _open(self, now_s: float, doublings: int) -> None:
         open_s: float = min(OPEN_MAX_S, OPEN_FIRST_S * 2.0 ** min(doublings, 16))
         jitter = 1.0 + OPEN_JITTER * (2.0 * self._rng.random() - 1.0)
+        turn_s = self._rng.random() * self.num_others * TURN_S if self.num_others else 0.0
         self.is_closed = False
-        self._open_until_s = now_s + open_s * jitter
+        self._opened_at_s = now_s
+        self._open_until_s = now_s + open_s * jitter + turn_s
         self._openings = doublings + 1
         self._probe_at_s = None

@@ -150,13 +150,14 @@ class LiveEndpoint:
     ) -> list[tuple[Sample, AttemptOutcome]]:
         """Another replica's news of `age_s` ago: its samples and failures count like own ones."""
         self.elsewhere.hear(replica, news.in_flight, now_s)
+        self.breaker.num_others = self.elsewhere.num_replicas
         heard = []
         for told in news.outcomes:
             outcome = as_own(told, now_s, age_s)
             sample, _, _ = self.estimator.observe(outcome, now_s)
             failure = sample.failure
             if failure is None or not FAILURES[failure].counts_as_capacity:
-                self._judge(sample, outcome, now_s)
+                self._judge_elsewhere(sample, outcome, now_s)
             heard.append((sample, outcome))
         self.calm_view = None
         return heard
@@ -267,6 +268,10 @@ class LiveEndpoint:
         if sample.is_success:
             return "closed" if self.breaker.succeeded(dispatched_at_s, now_s) else ""
         return "opened" if self.breaker.failed(dispatched_at_s, now_s) else ""
+
+    def _judge_elsewhere(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
+        if sample.is_success is not None:
+            self.breaker.heard(sample.is_success, outcome.dispatched_at_s, now_s)
 
     def judge(
         self,

@@ -71,11 +71,13 @@ class Elsewhere:
         self.total = 0
 
     def hear(self, replica: str, in_flight: int, now_s: float) -> None:
-        if in_flight:
-            self._counts[replica] = (in_flight, now_s)
-        else:
-            self._counts.pop(replica, None)
+        self._counts[replica] = (in_flight, now_s)
         self.forget(now_s)
+
+    @property
+    def num_replicas(self) -> int:
+        """Others that were heard of lately."""
+        return len(self._counts)
 
     def forget(self, now_s: float) -> None:
         """Drop what nobody has confirmed lately."""

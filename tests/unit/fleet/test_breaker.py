@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fleet.breaker import PROBE_EXPIRES_S, Breaker
+from gateway.fleet.breaker import PROBE_EXPIRES_S, TURN_S, Breaker
 from tests.support.fleet_world import FixedRng
 
 
@@ -159,3 +159,42 @@ def test_closing_forgives_the_failures_that_opened_it() -> None:
     breaker.failed(11.0, 11.0)
 
     assert breaker.is_closed
+
+
+def test_probe_of_another_replica_counts_as_own() -> None:
+    breaker = opened()
+    assert breaker.heard(False, 9.0, 9.5)
+    assert breaker.status(9.5) == ("open", 20.0)
+    assert breaker.heard(True, 30.0, 31.0)
+    assert breaker.status(31.0) == ("closed", 0.0)
+
+
+def test_what_another_sent_before_it_knew_is_no_probe() -> None:
+    breaker = opened()
+    assert not breaker.heard(False, 7.9, 9.0)
+    assert not breaker.heard(True, 7.9, 9.0)
+    assert breaker.status(9.0) == ("open", 1.0)
+
+
+def test_results_elsewhere_open_a_closed_one_as_own_do() -> None:
+    breaker = Breaker(FixedRng(), 0.0)
+    assert [breaker.heard(False, 0.0, 1.0) for _ in range(3)] == [False, False, True]
+
+
+def test_own_probe_is_no_verdict_once_another_failed() -> None:
+    breaker = opened()
+    assert breaker.may_send(10.0)
+    assert breaker.heard(False, 10.5, 11.0)
+
+    assert not breaker.succeeded(10.0, 12.0)
+    assert breaker.status(12.0) == ("open", 19.0)
+
+
+def test_the_more_replicas_the_longer_until_each_probes() -> None:
+    for num_others, expected_s in ((0, 10.0), (1, 10.0 + 0.5 * TURN_S), (15, 10.0 + 7.5 * TURN_S)):
+        breaker = Breaker(FixedRng(), 0.0)
+        breaker.num_others = num_others
+        for _ in range(3):
+            breaker.failed(0.0, 0.0)
+
+        assert breaker.status(0.0)[1] == pytest.approx(expected_s)

@@ -47,6 +47,28 @@ def test_failures_seen_elsewhere_open_the_breaker_here() -> None:
     assert there[0].view(facts(), [FAST]).live[FAST].breaker == "open"
 
 
+def test_one_replicas_probe_is_a_probe_for_all() -> None:
+    clock = Clock()
+    here, there = _pair(clock)
+    for _ in range(3):
+        _serve(here, clock, failure="server_error")
+    there[1].hear(_carried(here[1].news()))
+    here[1].hear(_carried(there[1].news()))
+    clock.advance(30.0)
+    assert there[0].view(facts(), [FAST]).live[FAST].breaker == "half_open"
+
+    assert here[0].may_probe(FAST)
+    _serve(here, clock, failure="server_error")
+    there[1].hear(_carried(here[1].news()))
+    assert there[0].view(facts(), [FAST]).live[FAST].breaker == "open"
+
+    clock.advance(60.0)
+    assert here[0].may_probe(FAST)
+    _serve(here, clock, ttft_s=0.1, tokens_per_s=200.0)
+    there[1].hear(_carried(here[1].news()))
+    assert there[0].view(facts(), [FAST]).live[FAST].breaker == "closed"
+
+
 def test_a_message_is_bounded_and_names_nobody() -> None:
     clock = Clock()
     here, _ = _pair(clock)
