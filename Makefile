@@ -25,7 +25,7 @@ test: setup ## run all tests; says what is missing for those it cannot run
 	@$(BIN)/python tests/run_tests.py $(ARGS)
 
 check: setup ## lint, types, import contracts, tidy and unit tests, in under a minute
-	@$(BIN)/python tests/run_checks.py
+	@$(BIN)/python tests/run_checks.py $(ARGS)
 
 lock: setup ## write requirements.lock anew; UPGRADE=1 moves every pin to the newest
 	@$(BIN)/python deploy/lock.py $(if $(UPGRADE),--upgrade)
