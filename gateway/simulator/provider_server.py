@@ -68,8 +68,7 @@ class SimulatedProvider:
         self.profile = profile
         self.books = Books() if books is None else books
         self._timers = timers
-        self._wall_clock = wall_clock
-        self._epoch_s = timers.time()
+        self._epoch_s, self._epoch_unix_s = timers.time(), wall_clock()
         self._cache = PrefixCache()
         self._gate = Gate()
         self._rng = random.Random(profile.seed)
@@ -83,8 +82,8 @@ class SimulatedProvider:
         return self._timers.time() - self._epoch_s
 
     def unix_s(self, at_s: float) -> float:
-        """A second of its own clock on the wall's."""
-        return self._wall_clock() - (self.now_s - at_s)
+        """A second of its own clock on the wall's of its start: the same whenever it is asked."""
+        return self._epoch_unix_s + at_s
 
     @property
     def in_flight(self) -> int:
@@ -214,7 +213,7 @@ class SimulatedProvider:
                 return
             reply = Reply(
                 id=request_id,
-                created_unix_s=int(self._wall_clock()),
+                created_unix_s=int(self.unix_s(self.now_s)),
                 model=self.profile.model,
                 ask=ask,
                 answer=answer,
@@ -242,7 +241,7 @@ class SimulatedProvider:
         if not is_authorised(self.profile, headers):
             raise Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
         dialect = Dialect.ANTHROPIC if b"anthropic-version" in headers else Dialect.OPENAI
-        body = small_answers.models(self.profile, dialect, int(self._wall_clock()))
+        body = small_answers.models(self.profile, dialect, int(self.unix_s(self.now_s)))
         self.books.count_status(200)
         await connection.answer(200, [_JSON], body)
 

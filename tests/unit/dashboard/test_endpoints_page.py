@@ -280,6 +280,7 @@ async def test_measured_speed_stands_beside_the_listed_one(tmp_path: Path) -> No
         policy.endpoints["a/m"] = msgspec.structs.replace(
             policy.endpoints["a/m"], listed_tok_s=80.0
         )
+        world.gateway.policy = lambda: policy  # also once the file has been looked at again
         browser = await world.logged_in("viewer")
         page = await browser.get("/admin/endpoints")
         [model] = (await browser.http.get("/admin/api/endpoints")).json()["models"]
