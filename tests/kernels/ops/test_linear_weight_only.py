@@ -23,6 +23,7 @@ def weight_of(group_size: int, num_out: int) -> Int8Weight | Int4Weight:
     return quantize_int4(values, group_size) if group_size else quantize_int8(values)
 
 
+@pytest.mark.usefixtures("even_dot")
 @pytest.mark.parametrize("group_size", [0, *GROUP_SIZES])
 def test_row_is_the_same_alone_among_few_and_among_many(group_size: int) -> None:
     x, weight = made(66, NUM_IN), weight_of(group_size, 20)

@@ -81,6 +81,7 @@ def test_choice_that_is_no_expert_adds_nothing(num_chosen: int) -> None:
     assert bool((result[1] == 0.0).all()) == (num_chosen == 1)
 
 
+@pytest.mark.usefixtures("even_dot")
 def test_rows_in_another_order_give_the_same_to_the_bit() -> None:
     """Sums have one order whatever the blocks hold."""
     x, weight = made(40, 70), made(5, 24, 70, seed=1)

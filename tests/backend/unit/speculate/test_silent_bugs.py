@@ -19,7 +19,7 @@ from backend.speculate.proposers.dflash import DFlashProposer
 from backend.speculate.proposers.dspark import DSparkProposer
 from backend.speculate.proposers.eagle3 import Eagle3Proposer
 from backend.speculate.protocol import Proposal, ProposeInput
-from kernels.dispatch import Ops, select
+from kernels.dispatch import Ops, do_only, select
 from tests.support.draft_heads import (
     MASK_TOKEN,
     SavedHead,
@@ -75,7 +75,9 @@ def rewired(op: str, change: Callable[..., Any]) -> MutateOps:
 
     def mutate(ops: Ops) -> Ops:
         real = getattr(ops, op)
-        return replace(ops, **{op: lambda *given, **more: change(real, *given, **more)})
+        changed = {op: lambda *given, **more: change(real, *given, **more)}
+        # What is captured is repeated without Python: a fault would happen once and never again.
+        return replace(ops, **changed, capture=do_only)
 
     return mutate
 
@@ -84,14 +86,26 @@ def keep_what_was_written() -> MutateOps:
     """A slot is written once: what the head itself made up stays, whatever the target says."""
     written: set[tuple[int, int]] = set()
 
+    def kept(layer: int, kv_slots: Tensor) -> Tensor:
+        free = [0 if (layer, slot) in written else slot for slot in kv_slots.tolist()]
+        written.update((layer, slot) for slot in free)
+        return torch.tensor(free)
+
     def change(real: Any, qkv: Any, positions: Any, table: Any, kv_slots: Tensor, *rest: Any,
                **more: Any) -> Any:  # fmt: skip
-        layer = rest[0].data_ptr()
-        kept = [0 if (layer, slot) in written else slot for slot in kv_slots.tolist()]
-        written.update((layer, slot) for slot in kept)
-        return real(qkv, positions, table, torch.tensor(kept), *rest, **more)
+        slots = kept(rest[0].data_ptr(), kv_slots)
+        return real(qkv, positions, table, slots, *rest, **more)
 
-    return rewired("rope_kv_write", change)
+    def change_context(real: Any, states: Any, weight: Any, positions: Any, table: Any,
+                       kv_slots: Tensor, **more: Any) -> Any:  # fmt: skip
+        slots = kept(more["k_caches"].data_ptr(), kv_slots)  # the first layer's
+        return real(states, weight, positions, table, slots, **more)
+
+    def mutate(ops: Ops) -> Ops:
+        context = rewired("dflash_context_kv", change_context)
+        return context(rewired("rope_kv_write", change)(ops))
+
+    return mutate
 
 
 def interleaved(real: Any, *given: Any, **more: Any) -> Any:
