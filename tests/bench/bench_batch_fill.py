@@ -93,22 +93,23 @@ def measure(client: OpenAI, backend: RunningBackend, probes: int) -> None:
     sizes: list[int] = []
 
     def is_filled() -> bool:
+        """Before each probe: the lane gives way to who waits, and comes back."""
         sizes.append(int(load_of(backend)["num_running"]))
-        return min(sizes[-3:]) >= 2 and len(sizes) >= 20
+        return len(sizes) >= 20 and min(sizes[-3:]) >= 2
 
-    wait_until(is_filled, "the batch to fill the machine", wait_s=60.0)
     beside = []
     for _ in range(probes):
-        beside.append(ttft_s(client))
-        sizes.append(int(load_of(backend)["num_running"]))
+        wait_until(is_filled, "the batch to fill the machine", wait_s=180.0)
+        beside.append((ttft_s(client), sizes[-1]))
     client.batches.cancel(made.id)
     wait_for_end(lambda: client.batches.retrieve(made.id), wait_s=300.0)
-    typical = round(statistics.median(sizes[-probes:]))
+    typical = round(statistics.median(size for _, size in beside))
     step = step_s(load_of(backend), typical)
-    grew_s = statistics.median(beside) - statistics.median(alone)
+    beside_s = statistics.median(time_s for time_s, _ in beside)
+    grew_s = beside_s - statistics.median(alone)
     print(
         f"TTFT p50 {statistics.median(alone) * 1e3:.0f} ms alone, "
-        f"{statistics.median(beside) * 1e3:.0f} ms beside a batch of {typical} sequences; "
+        f"{beside_s * 1e3:.0f} ms beside a batch of {typical} sequences; "
         f"one step of it takes {step * 1e3:.0f} ms: grew by {grew_s / step:.2f} steps"
     )
 
