@@ -16,14 +16,18 @@ from gateway.dashboard.backend_view import Backends, BackendServer, server_of
 from gateway.dashboard.backend_watch import BackendWatch
 from gateway.dashboard.look import Look, look_of, page, templates
 from gateway.dashboard.messages import CATALOGUES, ENGLISH
-from gateway.dashboard.now import STREAM_HEADERS, STREAM_S_MAX, TICK_S, Watchers
+from gateway.dashboard.now import STREAM_HEADERS, STREAM_S_MAX, TICK_S, Watchers, counted
 from gateway.dashboard.page import AnyRequest, Desk, Page
 from gateway.dashboard.roles import VIEWER
 from gateway.pipeline import Gateway
 
 
+def watch_of(desk: Desk) -> BackendWatch:
+    return BackendWatch(desk.gateway)
+
+
 def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    watch, watchers = BackendWatch(desk.gateway), Watchers()
+    watch, watchers = desk.only(watch_of), Watchers()
 
     @get("/backend", opt=VIEWER)
     async def backend_page(request: AnyRequest) -> Response[bytes]:
@@ -35,14 +39,14 @@ def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
         watchers.enter()
         stream = backend_events(desk.gateway, watch, look_of(request, desk))
         return Stream(
-            _counted(stream, watchers), media_type="text/event-stream", headers=STREAM_HEADERS
+            counted(stream, watchers), media_type="text/event-stream", headers=STREAM_HEADERS
         )
 
     return [backend_page, events]
 
 
 def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
-    watch = BackendWatch(desk.gateway)
+    watch = desk.only(watch_of)
 
     @get("/backends", opt=VIEWER, tags=["backend"])
     async def read_backends() -> Backends:
@@ -132,14 +136,6 @@ def lasting(seconds: float) -> str:
 
 
 WORDS: dict[str, Any] = {"known_word": known_word, "clock_time": clock_time, "lasting": lasting}
-
-
-async def _counted(events: AsyncIterator[bytes], watchers: Watchers) -> AsyncIterator[bytes]:
-    try:
-        async for event in events:
-            yield event
-    finally:
-        watchers.leave()
 
 
 PAGE = Page("/backend", "nav.backend", "viewer", routes, api_routes)

@@ -28,7 +28,7 @@ from gateway.dashboard.batch_work import BatchPlanned, BatchWanted
 from gateway.dashboard.forms import moment
 from gateway.dashboard.keys_data import tenants_of
 from gateway.dashboard.look import ROOT, Look, look_of, page, templates
-from gateway.dashboard.now import Watchers
+from gateway.dashboard.now import Watchers, counted
 from gateway.dashboard.page import AnyRequest, Desk, Page, actor_of
 from gateway.dashboard.queries_requests import place_of
 from gateway.dashboard.roles import OPERATOR, VIEWER
@@ -206,7 +206,7 @@ def _streams(desk: Desk, its: BatchDesk) -> Sequence[ControllerRouterHandler]:
     def stream(parts: Parts) -> Stream:
         watchers.enter()
         return Stream(
-            _counted(batch_events(desk, parts), watchers),
+            counted(batch_events(desk, parts), watchers),
             media_type="text/event-stream",
             headers=STREAM_HEADERS,
         )
@@ -274,14 +274,6 @@ async def batch_events(desk: Desk, parts: Parts) -> AsyncIterator[bytes]:
         else:
             yield b": still here\n\n"  # else a client that left would never be noticed
         await asyncio.sleep(TICK_S)
-
-
-async def _counted(events: AsyncIterator[bytes], watchers: Watchers) -> AsyncIterator[bytes]:
-    try:
-        async for event in events:
-            yield event
-    finally:
-        watchers.leave()
 
 
 def rows_html(shown: Sequence[BatchShown], look: Look) -> dict[str, str]:

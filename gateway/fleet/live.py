@@ -330,9 +330,11 @@ def share_with_peers(lives: Iterable[LiveEndpoint], now_s: float) -> None:
     groups: dict[str, list[tuple[LiveEndpoint, float | None, float | None]]] = {}
     for live in lives:
         live.judge_quiet(now_s)
-        if live.elsewhere.total:
+        if live.elsewhere.num_replicas:
+            if live.elsewhere.total:
+                live.calm_view = None
             live.elsewhere.forget(now_s)
-            live.calm_view = None
+            live.breaker.num_others = live.elsewhere.num_replicas
         model = live.endpoint.canonical_model or live.endpoint.model
         groups.setdefault(model, []).append((live, *live.estimator.peer_means()))
     for members in groups.values():

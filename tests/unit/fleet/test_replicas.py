@@ -69,6 +69,17 @@ def test_one_replicas_probe_is_a_probe_for_all() -> None:
     assert there[0].view(facts(), [FAST]).live[FAST].breaker == "closed"
 
 
+def test_replicas_gone_silent_no_longer_have_a_turn_at_probing() -> None:
+    clock = Clock()
+    here, there = _pair(clock)
+    there[1].hear(_carried(here[1].news()))  # with nothing in flight
+    breaker = there[0].by_key[next(iter(there[0].by_key))].breaker
+    assert breaker.num_others == 1
+    clock.advance(IN_FLIGHT_FRESH_S + 1.0)
+    there[0].view(facts(), [FAST])
+    assert breaker.num_others == 0
+
+
 def test_a_message_is_bounded_and_names_nobody() -> None:
     clock = Clock()
     here, _ = _pair(clock)
