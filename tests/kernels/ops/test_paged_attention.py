@@ -258,7 +258,7 @@ def test_tables_without_width_give_zeros() -> None:
         ({"query_len": 6}, "10 queries, 6 a sequence, block_tables .* do not fit each other"),
         ({"out": torch.empty(9, 2, 32)}, r"out is \[9, 2, 32\], the queries are \[10, 2, 32\]"),
     ],
-    ids=str,
+    ids=["mask", "no bits", "long", "rows", "lengths", "out"],
 )
 def test_arguments_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     call = made(SMALL)
