@@ -13,12 +13,12 @@ from gateway.core import Caller
 from gateway.errors import ApiError, InvalidRequest, NoEligibleEndpoint
 from gateway.measure.recorder import RequestRecord
 from gateway.pipeline import Gateway, Inbound, serve
+from gateway.policy.units import DURATION_S_MAX
 from gateway.prices.rows import STANDARD, cost_nanos, pick_row
 from gateway.store.batch_work import ClaimedLine, LineCost, LineResult
 from gateway.wire.pieces import SURFACE_DIALECT, Surface
 from gateway.wire.rawjson import parse_members
 
-LANE_HEADERS = {"x-looprouter-lane": "batch"}
 TRIES_MAX = 10
 BACK_OFF_S, BACK_OFF_S_MAX = 2.0, 120.0
 # A place or a provider's minute was missing, or an operator holds the endpoint: nothing is wrong
@@ -68,7 +68,7 @@ class LineRun:
                 request_id=request_id,
                 surface=surface,
                 caller=unmetered(caller),
-                headers=LANE_HEADERS,
+                headers=lane_headers(line, now=gateway.wall_clock()),
                 body=line_body(text, tier),
                 client=client,
                 received_at_s=gateway.clock(),
@@ -156,6 +156,12 @@ def line_body(text: bytes, tier: str) -> bytes:
     if tier in ("", STANDARD):
         return body
     return parse_members(body).rewrite({"service_tier": msgspec.json.encode(tier)})
+
+
+def lane_headers(line: ClaimedLine, *, now: float) -> dict[str, str]:
+    """Its lane, and the time there is until its deadline, of which an attempt may take half."""
+    left_s = min(DURATION_S_MAX, max(1.0, line.deadline_at - now))
+    return {"x-looprouter-lane": "batch", "x-looprouter-deadline": f"{int(left_s)}s"}
 
 
 def unmetered(caller: Caller) -> Caller:

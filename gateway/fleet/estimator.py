@@ -34,7 +34,6 @@ HELD_BACK_DOUBT = 0.9  # what a held-back stream leaves of the beliefs
 TIMEOUT_MIN_S, TIMEOUT_MAX_S = 10.0, 120.0
 TIMEOUT_REASONING_MAX_S = 300.0  # hidden reasoning runs before the first token
 TIMEOUT_COLD_S, TIMEOUT_COLD_REASONING_S = 30.0, 120.0
-TIMEOUT_WHOLE_MAX_S = 600.0
 TIMEOUT_FACTOR = 3.0
 TIMEOUT_SAMPLES_MIN = 20.0  # below, the p99 is that of the log-normal belief
 COLD_WEIGHT = 5.0
@@ -96,6 +95,8 @@ class EndpointEstimator:
         self.sampled_at_s: float | None = None
         self._lost = DecayedSums(now_s)
         self._timeouts_in_row = 0
+        self.whole_rounds_late = 0  # in a row in which whole answers were cut as too late …
+        self._timed_out_at_s = -math.inf  # … and when the last one was
         self._shown: dict[str, tuple[int, float, Quantiles]] = {}
 
     def observe(
@@ -111,7 +112,7 @@ class EndpointEstimator:
         in_flight = float(max(1, outcome.in_flight))
         is_held_back = sample.may_give_rate and self._observe_rate(sample, outcome, now_s, alarms)
         residual = None if is_held_back else self._observe_ttft(sample, in_flight, now_s, alarms)
-        self._keep_times(sample, now_s)
+        self._keep_times(sample, in_flight, now_s)
         self.num_samples += self._gave_sample  # not by stamps: replicas tell many at once
         return sample, residual, alarms
 
@@ -122,8 +123,12 @@ class EndpointEstimator:
     def _observe_success(self, sample: Sample, outcome: AttemptOutcome, now_s: float) -> None:
         if sample.failure is FailureClass.TIMEOUT_FIRST_TOKEN:
             self._timeouts_in_row += 1
+            # Answers that ran side by side are late together: a round of them tells one thing.
+            if not outcome.stream and outcome.dispatched_at_s >= self._timed_out_at_s:
+                self.whole_rounds_late += 1
+                self._timed_out_at_s = now_s
         elif sample.ttft_s is not None or sample.whole_s is not None:
-            self._timeouts_in_row = 0
+            self._timeouts_in_row = self.whole_rounds_late = 0
         if sample.is_success is None:
             return
         self.success.add(sample.is_success, now_s)
@@ -158,8 +163,12 @@ class EndpointEstimator:
         stretch = self.prefill.ln_stretch(sample.uncached_tokens)
         self.slowdown.observe(ln_ttft - stretch, in_flight, is_decode=False)
 
-    def _keep_times(self, sample: Sample, now_s: float) -> None:
-        """Raw times for quantiles, clipped by nothing: also of streams that were held back."""
+    def _keep_times(self, sample: Sample, in_flight: float, now_s: float) -> None:
+        """
+        Times for quantiles, clipped by nothing: also of streams that were held back.
+
+        Whole times are freed of their load, which the score and the time-outs put back in.
+        """
         if sample.ttft_s is not None:
             self.histograms["ttft_any"].add(sample.ttft_s, now_s)
             stretch = self.prefill.ln_stretch(sample.uncached_tokens)
@@ -169,11 +178,12 @@ class EndpointEstimator:
                 self.histograms["ttft_visible"].add(visible_s, now_s)
             self._count_sample(now_s)
         if sample.whole_s is not None:
-            relative = self.whole.add(sample.whole_s, sample.total_tokens)
+            whole_s = sample.whole_s / self.load_at(in_flight)
+            relative = self.whole.add(whole_s, sample.total_tokens)
             self.histograms["whole_ratio"].add(relative, now_s)
             self._count_sample(now_s)
             if not sample.may_give_rate:
-                self.answers.add(sample.whole_s, sample.total_tokens)
+                self.answers.add(whole_s, sample.total_tokens)
                 self._answers_n.decay(now_s, QUANTILE_HALF_LIFE_S)
                 self._answers_n.add(1.0)
 
@@ -187,7 +197,7 @@ class EndpointEstimator:
         their sum does. The end-to-end line sees that even where every stream is held back; then
         each such stream takes back some of what earlier ones seemed to show.
         """
-        load = math.exp(self.slowdown.ln_load(float(max(1, outcome.in_flight))))
+        load = self.load_at(outcome.in_flight)
         believed = None
         if not sample.is_hidden_reasoning:  # there a long wait and then speed is no trick
             rate = math.exp(self.rate.at(now_s).mu)
@@ -196,7 +206,7 @@ class EndpointEstimator:
         found = decode_sample(sample.stamps, sample.stream_tokens, believed, paused_s)
         refused = found.refused
         if refused is None and believed is not None and self.whole.n >= HELD_BACK_LINE_MIN:
-            line = Expected(self.whole.base_s, 1.0 / self.whole.per_token_s)
+            line = Expected(self.whole.base_s * load, 1.0 / (self.whole.per_token_s * load))
             if is_buffered(sample.stamps, sample.stream_tokens, line):
                 refused = NoRate.BUFFERED
                 self.rate.doubt(HELD_BACK_DOUBT)
@@ -216,6 +226,10 @@ class EndpointEstimator:
     def _ttft_published(self) -> Belief:
         hidden = self.ttft_hidden
         return hidden if hidden.slow.s0 > self.ttft.slow.s0 else self.ttft
+
+    def load_at(self, in_flight: float) -> float:
+        """The factor on all times with so many in flight, as far as it was learned."""
+        return math.exp(self.slowdown.ln_load(max(1.0, float(in_flight))))
 
     @property
     def hides_reasoning(self) -> bool:
@@ -300,7 +314,7 @@ class EndpointEstimator:
         self._shown[name] = (histogram.version, now_s, four)
         return four
 
-    def _p99(self, name: str, now_s: float) -> float | None:
+    def p99(self, name: str, now_s: float) -> float | None:
         """None while it rests on less than 20 samples."""
         if self.histograms[name].n < TIMEOUT_SAMPLES_MIN:
             return None
@@ -329,21 +343,10 @@ class EndpointEstimator:
 
     def ttft_p99_s(self, now_s: float) -> float:
         """What 99 % of first tokens come within, the prompt's own part left out."""
-        seen_s = self._p99("ttft_base", now_s)
+        seen_s = self.p99("ttft_base", now_s)
         if seen_s is not None:
             return seen_s
         return math.exp(self._ttft_published().at(now_s).sample_at(_Z_P99))
-
-    def whole_timeout_s(self, output_tokens: float, now_s: float) -> float:
-        """
-        For an answer that comes whole: 3 × its end-to-end p99, within 10–600 s.
-
-        `output_tokens` is what 99 % of answers stay under; hidden tokens come on top.
-        """
-        seen = self._p99("whole_ratio", now_s)
-        expected_s = self.whole.time_s(output_tokens * self.tokens.hidden_ratio)
-        timeout_s = TIMEOUT_FACTOR * (seen if seen is not None else 1.0) * expected_s
-        return min(TIMEOUT_WHOLE_MAX_S, max(TIMEOUT_MIN_S, timeout_s))
 
     def shown_ttft(self, name: str, level: float = 0.5) -> Measured | None:
         """A quantile of "ttft_any" or "ttft_visible" with n and interval; None without samples."""

@@ -21,7 +21,7 @@ from gateway.core import (
     Rng,
 )
 from gateway.fleet.affinity import Affinity
-from gateway.fleet.estimator import TIMEOUT_MAX_S, TIMEOUT_WHOLE_MAX_S, EndpointEstimator
+from gateway.fleet.estimator import TIMEOUT_MAX_S, EndpointEstimator
 from gateway.fleet.events import FleetEvent, breaker_moved, change_points
 from gateway.fleet.exploration import Credits, ExplorationLimits, MinuteCounter
 from gateway.fleet.first_tokens import ttft_p95_s
@@ -32,6 +32,7 @@ from gateway.fleet.sample import Sample
 from gateway.fleet.sharing import Outbox
 from gateway.fleet.state import STATE_VERSION, FleetState, load_endpoints, read_state
 from gateway.fleet.summary import SHARE_MINUTES, summarise
+from gateway.fleet.whole_times import TIMEOUT_WHOLE_MAX_S, whole_timeout_s
 from gateway.stats.predictive import Calibrated
 
 SNAPSHOT_EVERY_S = 1.0
@@ -163,15 +164,15 @@ class Fleet:
     def ttft_timeout_s(self, endpoint_id: str, facts: RequestFacts) -> float:
         """How long to wait for the first token; for a whole answer, for its end."""
         live = self._by_id.get(endpoint_id)
-        now_s = self.clock()
         if live is None:
             return TIMEOUT_MAX_S if facts.stream else TIMEOUT_WHOLE_MAX_S
+        now_s = self.clock()
         if facts.stream:
             return live.estimator.first_token_timeout_s(
                 float(facts.prompt_tokens), now_s, wants_reasoning="reasoning" in facts.needs
             )
         longest = self._length_of(kind_of(facts), now_s).longest
-        return live.estimator.whole_timeout_s(longest, now_s)
+        return whole_timeout_s(live.estimator, facts, longest, live.everywhere, now_s)
 
     def estimator(self, endpoint_id: str) -> EndpointEstimator | None:
         """For who needs more than a snapshot tells; None if the endpoint is not known."""
