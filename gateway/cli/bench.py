@@ -6,7 +6,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import rich_click as click
 
@@ -14,11 +14,12 @@ from gateway.cli.bench_batch import bench_batch
 from gateway.cli.support import in_processes, print_table, words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gateway.simulator.routing.bench import CellResult, Ratio
 
 MAIN_WORLDS = "drift,regime,outage"
+Number = TypeVar("Number", int, float)
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -34,6 +35,11 @@ bench.add_command(bench_batch)
 @click.option("--worlds", default=MAIN_WORLDS, show_default=True, help="Comma-separated, or `all`.")
 @click.option("--loads", default="1,3", show_default=True, help="Times the traffic's own rate.")
 @click.option("--endpoints", default="6", show_default=True, help="How many, 2 to 8.")
+@click.option(
+    "--workload",
+    default=None,
+    help="Traffic, comma-separated; absent: azure-conversation (`caching`: mooncake-conversation).",
+)
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 64))
 @click.option("--stale", default=None, type=click.FloatRange(0, 60), help="Seconds; absent: alone.")
 @click.option(
@@ -50,6 +56,7 @@ def router(
     worlds: str,
     loads: str,
     endpoints: str,
+    workload: str | None,
     replicas: int,
     stale: float | None,
     deadline: float | None,
@@ -74,13 +81,14 @@ def router(
     try:
         cells = cells_of(
             tuple(WORLDS) if worlds == "all" else words(worlds),
-            [float(word) for word in words(loads)],
-            [int(word) for word in words(endpoints)],
+            _numbers("--loads", loads, float),
+            _numbers("--endpoints", endpoints, int),
+            workloads=() if workload is None else _names("--workload", workload),
             num_replicas=replicas,
             stale_s=stale,
             deadline_s=deadline,
         )
-        names = router_names() if routers == "all" else words(routers)
+        names = router_names() if routers == "all" else _names("--routers", routers)
         for name in names:
             factory_of(name)
     except ValueError as error:
@@ -131,7 +139,7 @@ def prediction(
     from gateway.simulator.routing.worlds import NUM_ENDPOINTS
 
     try:
-        cells = cells_of(words(worlds), [float(word) for word in words(loads)], [NUM_ENDPOINTS])
+        cells = cells_of(words(worlds), _numbers("--loads", loads, float), [NUM_ENDPOINTS])
         tried = PAIRS if pairs is None else pairs_of(pairs)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -161,6 +169,26 @@ def prediction(
         (out / "prediction.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(found), indent=1)
         )
+
+
+def _names(option: str, text: str) -> list[str]:
+    """Raises ValueError where there are none: nothing would run, and nobody would be told."""
+    found = words(text)
+    if not found:
+        raise ValueError(f"{option} names nothing")
+    return found
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    """Raises ValueError that names the option and the word."""
+    found = []
+    for word in words(text):
+        try:
+            found.append(kind(word))
+        except ValueError:
+            shown = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"{option} takes {shown}, not {word!r}") from None
+    return found
 
 
 def _show(result: CellResult) -> None:

@@ -52,7 +52,7 @@ def _row(option: click.Option) -> str:
         choices = getattr(kind, "choices", None)
         value = " " + ("\\|".join(choices) if choices else (kind.name or "text").upper())
     default = option.default
-    has_default = isinstance(default, str | int) and not isinstance(default, bool)
+    has_default = isinstance(default, str | int | float) and not isinstance(default, bool)
     meaning = option.help or ("Required." if option.required else "")
     return f"| `{option.opts[0]}`{value} | {default if has_default else '–'} | {meaning} |\n"
 

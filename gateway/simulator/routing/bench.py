@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gateway.errors import SetupError
 from gateway.simulator.routing.arrivals import Workload
 from gateway.simulator.routing.baselines.registry import BASELINES
 from gateway.simulator.routing.calibrating import with_calibration
@@ -21,7 +22,8 @@ from gateway.simulator.routing.episode import Episode, RouterFactory, play
 from gateway.simulator.routing.measures import Figures, figures_of
 from gateway.simulator.routing.ours import PREFERENCES, OurRouter
 from gateway.simulator.routing.router import Router, Setting
-from gateway.simulator.routing.workloads.registry import workload
+from gateway.simulator.routing.workloads.registry import WORKLOADS, workload
+from gateway.simulator.routing.workloads.traces import LOAD_MAX
 from gateway.simulator.routing.world import World
 from gateway.simulator.routing.worlds import NAMES, NUM_ENDPOINTS, WORLDS, make_world
 from gateway.stats.bootstrap import bootstrap_interval
@@ -34,6 +36,8 @@ RESAMPLING_SEED = 12_345
 FIRST_TOKEN_TIMEOUT_S = 30.0
 # What is compared: smaller is better.
 COMPARED: tuple[str, ...] = ("mean_s", "p50_s", "p95_s", "p99_s", "usd_per_kchar")
+USUAL_WORKLOAD = "azure-conversation"  # not named in a cell's name
+OWN_WORKLOADS = {"caching": "mooncake-conversation"}  # of worlds that need more than lengths
 
 Ratio = tuple[float, float | None, float | None]  # and its interval; None: one seed has none
 
@@ -46,7 +50,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     num_endpoints: int = NUM_ENDPOINTS
     num_replicas: int = 1
     stale_s: float | None = None
-    workload: str = "azure-conversation"
+    workload: str = USUAL_WORKLOAD
     deadline_s: float | None = None  # of every request; None = as the workload has it
 
     @property
@@ -57,7 +61,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"{self.num_replicas} replicas {late}")
         if self.deadline_s is not None:
             parts.append(f"{self.deadline_s:g} s to do it in")
-        if self.workload != "azure-conversation":
+        if self.workload != USUAL_WORKLOAD:
             parts.append(self.workload)
         return ", ".join(parts)
 
@@ -118,7 +122,7 @@ def run_task(task: Task) -> Played:
 
 
 def traffic_of(task: Task) -> Workload:
-    """What comes in. Raises TraceError."""
+    """What comes in. Raises TraceError; SetupError where nothing does: recordings have pauses."""
     cell = task.cell
     load = workload(
         cell.workload,
@@ -127,6 +131,11 @@ def traffic_of(task: Task) -> Workload:
         load=cell.load,
         traces_dir=_traces(task),
     )
+    if not load.arrivals:
+        raise SetupError(
+            f"{load.name}: no request comes in {task.duration_s / 60.0:g} minutes of seed "
+            f"{task.seed}; play longer (--minutes) or overlay more (--loads)"
+        )
     return load if cell.deadline_s is None else _with_deadline(load, cell.deadline_s)
 
 
@@ -291,17 +300,20 @@ def cells_of(
     loads: Sequence[float],
     endpoints: Sequence[int],
     *,
+    workloads: Sequence[str] = (),
     num_replicas: int = 1,
     stale_s: float | None = None,
     deadline_s: float | None = None,
 ) -> list[Cell]:
-    """Every combination; the caching world plays Mooncake's prefixes. Raises ValueError."""
-    unknown = [world for world in worlds if world not in WORLDS]
-    if unknown:
-        raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
-    if wrong := [num for num in endpoints if not 2 <= num <= len(NAMES)]:
-        raise ValueError(f"a world has 2 to {len(NAMES)} endpoints, not {wrong[0]}")
-    return [
+    """
+    Every combination, each once; a cell that came twice would count its seeds twice.
+
+    Without `workloads` each world plays its own: the caching world Mooncake's prefixes, the others
+    Azure's conversations. Raises ValueError for an unknown name, a number out of range or an empty
+    list.
+    """
+    _check_grid(worlds, loads, endpoints, workloads)
+    cells = [
         Cell(
             world=world,
             load=load,
@@ -309,9 +321,30 @@ def cells_of(
             num_replicas=num_replicas,
             stale_s=stale_s,
             deadline_s=deadline_s,
-            workload="mooncake-conversation" if world == "caching" else "azure-conversation",
+            workload=workload,
         )
         for world in worlds
+        for workload in workloads or (OWN_WORKLOADS.get(world, USUAL_WORKLOAD),)
         for load in loads
         for num in endpoints
     ]
+    return list(dict.fromkeys(cells))
+
+
+def _check_grid(
+    worlds: Sequence[str],
+    loads: Sequence[float],
+    endpoints: Sequence[int],
+    workloads: Sequence[str],
+) -> None:
+    for kind, found in (("world", worlds), ("load", loads), ("number of endpoints", endpoints)):
+        if not found:
+            raise ValueError(f"name at least one {kind}")
+    if unknown := [world for world in worlds if world not in WORLDS]:
+        raise ValueError(f"there is no world {unknown[0]!r}; there are {', '.join(WORLDS)}")
+    if unknown := [each for each in workloads if each not in WORKLOADS]:
+        raise ValueError(f"there is no workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
+    if bad := [load for load in loads if not 0.0 < load <= LOAD_MAX]:
+        raise ValueError(f"a load is above 0 and at most {LOAD_MAX:g}, not {bad[0]:g}")
+    if wrong := [num for num in endpoints if not 2 <= num <= len(NAMES)]:
+        raise ValueError(f"a world has 2 to {len(NAMES)} endpoints, not {wrong[0]}")

@@ -27,6 +27,11 @@ class TraceError(SetupError):
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
+        self._parts = (path, problem)
+
+    def __reduce__(self) -> tuple[type[TraceError], tuple[Path, str]]:
+        """By its two parts, for it crosses from a worker process to the command."""
+        return TraceError, self._parts
 
 
 @dataclass(frozen=True, slots=True)

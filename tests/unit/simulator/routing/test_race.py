@@ -11,11 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import cli
+from gateway.errors import SetupError
 from gateway.simulator.routing.bench import Cell, Played, Task, cells_of, run_task, summarise
 from gateway.simulator.routing.losses import losses, losses_table
 from gateway.simulator.routing.measures import Figures
 from gateway.simulator.routing.plots import LABEL_X, TICK_APART, regret_plot
 from gateway.simulator.routing.report import as_json, as_markdown
+from gateway.simulator.routing.workloads.registry import WORKLOADS
+from gateway.simulator.routing.workloads.traces import TraceError
+from tests.support.traces import TRACES_DIRS
 
 RIVALS = ("litellm_lowest_latency", "sort_throughput", "clairvoyant_greedy")
 
@@ -164,6 +168,15 @@ def test_report_names_every_router_and_is_valid_json_and_svg() -> None:
 def test_cells_are_every_combination_and_unknown_names_are_refused() -> None:
     cells = cells_of(["calm", "drift"], [1.0, 3.0], [2, 6])
     assert len({cell.name for cell in cells}) == 8
+    assert cells_of(["calm", "drift", "calm"], [1.0, 3.0, 1], [2, 6]) == cells
+    traffic = cells_of(["calm", "caching"], [1.0], [6], workloads=["azure-code", "servegen-night"])
+    assert {(cell.world, cell.workload) for cell in traffic} == {
+        (world, name) for world in ("calm", "caching") for name in ("azure-code", "servegen-night")
+    }
+    assert [cell.workload for cell in cells_of(["calm", "caching"], [1.0], [6])] == [
+        "azure-conversation",
+        "mooncake-conversation",
+    ]
     with pytest.raises(ValueError, match="there is no world 'mars'"):
         cells_of(["mars"], [1.0], [6])
 
@@ -184,11 +197,73 @@ def test_the_command_races_two_seeds_and_writes_its_report(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("*.svg"))) == 6
 
 
-def test_the_command_names_what_it_does_not_know() -> None:
-    for option, value in (("--worlds", "mars"), ("--routers", "magic"), ("--endpoints", "9")):
-        done = CliRunner().invoke(cli, ["bench", "router", option, value, "--seeds", "1"])
-        assert done.exit_code == 2
-        assert value in done.output
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--worlds", "mars", "mars"),
+        ("--worlds", ",", "world"),
+        ("--routers", "magic", "magic"),
+        ("--routers", ",", "--routers"),
+        ("--endpoints", "9", "9"),
+        ("--endpoints", "2.5", "2.5"),
+        ("--loads", "heavy", "heavy"),
+        ("--loads", "0", "above 0"),
+        ("--loads", "nan", "nan"),
+        ("--workload", "gossip", "azure-code"),  # it lists those there are
+        ("--workload", ",", "--workload"),
+    ],
+)
+def test_the_command_names_what_it_does_not_know(option: str, value: str, told: str) -> None:
+    done = CliRunner().invoke(cli, ["bench", "router", option, value, "--seeds", "1"])
+    assert done.exit_code == 2, done.output
+    assert told in done.output
+
+
+@pytest.mark.parametrize("traces_dir", TRACES_DIRS)
+def test_every_traffic_runs_by_the_one_command(traces_dir: Path | None, tmp_path: Path) -> None:
+    load = 1 if traces_dir is None else 3  # a single minute of a recorded service may be a pause
+    done = CliRunner().invoke(
+        cli,
+        [
+            *("bench", "router", "--worlds", "calm", "--loads", str(load), "--seeds", "1"),
+            *("--minutes", "1", "--routers", "fastest", "--jobs", "1", "--out", str(tmp_path)),
+            *("--workload", ",".join(WORKLOADS)),
+            *(() if traces_dir is None else ("--traces", str(traces_dir))),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "report.json").read_bytes())
+    assert [each["cell"]["workload"] for each in report] == list(WORKLOADS)
+    for each in report:
+        name, source = each["cell"]["workload"], WORKLOADS[each["cell"]["workload"]]
+        # What stood in for a trace is said wherever its figures are.
+        is_stand_in = traces_dir is None and source.recorded is not None
+        scaled = name if load == 1 else f"{name} x{load}"
+        assert each["workload"] == scaled + (
+            f" (no traces: {source.stand_in_name})" if is_stand_in else ""
+        )
+        assert each["means"]["fastest"]["num_requests"] > 0
+        # Prefix blocks are read where there are any.
+        assert ("mooncake" in name or "multi-turn" in name) == (
+            each["means"]["fastest"]["cached_of_ideal"] is not None
+        )
+
+
+def test_a_run_without_a_single_request_is_refused_by_name() -> None:
+    nothing = Cell(world="calm", workload="synthetic-code", load=0.001)
+    with pytest.raises(SetupError, match=r"synthetic-code x0.001: no request .* 1 minutes of seed"):
+        run_task(Task(cell=nothing, seed=1, duration_s=60.0, routers=("fastest",)))
+
+
+def test_a_lacking_trace_is_told_from_a_worker_process_too(tmp_path: Path) -> None:
+    one_minute = ("bench", "router", "--worlds", "calm", "--loads", "1", "--minutes", "1")
+    for jobs in ("1", "2"):
+        done = CliRunner().invoke(
+            cli, [*one_minute, "--seeds", "1", "--jobs", jobs, "--traces", str(tmp_path)]
+        )
+        # A SetupError is what the entry point shows in one line.
+        assert isinstance(done.exception, TraceError), (jobs, done.exception)
+        assert "AzureLLMInferenceTrace_conv.csv: cannot be read" in str(done.exception), jobs
 
 
 def _row(
