@@ -12,6 +12,7 @@ from gateway.simulator.routing.ours import PREFERENCES
 # Shown of the compared figures; the JSON has all of them.
 TABLED: dict[str, str] = {"p50_s": "p50", "p95_s": "p95", "usd_per_kchar": "$ / 1k chars"}
 _OF_TIME = ("p50_s", "p95_s")
+UNANSWERED_MIN = 0.01  # from so many more than theirs on, times tell of that first
 # What a preference gives up by what it says. A loss that is not here is not explained.
 REASONS: dict[tuple[str, str], str] = {
     ("fastest", "usd_per_kchar"): "`fastest` counts no money",
@@ -55,7 +56,7 @@ def losses_table(results: Sequence[CellResult]) -> list[str]:
                 f"{len(others) + 1} of {num_rivals}",
                 f"`{worst.other}`",
                 _difference(worst),
-                REASONS.get((router, figure), ""),
+                _reason(result, router, figure, worst.other),
             )
             rows.append(f"| {' | '.join(cells)} |")
     if not rows:
@@ -70,6 +71,15 @@ def _lost(result: CellResult) -> list[Comparison]:
         for each in result.comparisons
         if each.verdict == "worse" and each.other not in PREFERENCES and is_rival(each.other)
     ]
+
+
+def _reason(result: CellResult, router: str, figure: str, other: str) -> str:
+    """What the preference gives up; of times with more requests unanswered (60 s each), that."""
+    ours = result.means[router]["failed_share"] or 0.0
+    theirs = result.means[other]["failed_share"] or 0.0
+    if figure in _OF_TIME and ours - theirs >= UNANSWERED_MIN:
+        return f"{ours:.1%} unanswered beside {theirs:.1%}, each counts as 60 s"
+    return REASONS.get((router, figure), "")
 
 
 def _difference(lost: Comparison) -> str:

@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -115,6 +116,22 @@ def test_no_claim_where_the_interval_crosses_zero_and_losses_are_listed() -> Non
     *_, row = losses_table(results)
     assert "| calm, x1, 6 endpoints | `fastest` | p95 | 1 of 1 | `round_robin` | 60% [5" in row
     assert losses_table(summarise(level)) == ["None whose interval is clear of 0."]
+
+
+def test_a_loss_of_time_by_unanswered_requests_says_so_and_not_the_preference() -> None:
+    cell = Cell(world="outage")
+
+    def rows(failed: float) -> list[Played]:
+        played = [_row(cell, seed, 3.0 + seed / 10, 2.0) for seed in (1, 2, 3)]
+        for one in played:
+            figures = one.figures.pop("fastest")
+            one.figures["cheapest"] = msgspec.structs.replace(figures, failed_share=failed)
+        return played
+
+    *_, few = losses_table(summarise(rows(0.005)))
+    *_, many = losses_table(summarise(rows(0.046)))
+    assert few.endswith("| `cheapest` without a deadline fills the cheapest endpoint up |")
+    assert many.endswith("| 4.6% unanswered beside 0.0%, each counts as 60 s |")
 
 
 def test_one_seed_has_ratios_and_no_intervals_and_claims_nothing() -> None:
