@@ -11,7 +11,15 @@ from gateway.dashboard.page import Desk
 from gateway.errors import InvalidRequest, NotFound
 from gateway.pipeline import Gateway
 from gateway.store.audit import AuditEvent, append_events
-from gateway.store.holds import DRAINING, PAUSED, HoldRow, end_hold, list_holds, put_hold
+from gateway.store.holds import (
+    DRAINING,
+    PAUSED,
+    HoldRow,
+    end_hold,
+    list_holds,
+    lock_holds,
+    put_hold,
+)
 
 VERBS = {"pause": PAUSED, "drain": DRAINING}
 NOTE_CHARS_MAX = 200
@@ -77,6 +85,8 @@ async def _change(
 ) -> None:
     gateway = desk.gateway
     async with gateway.store.begin() as connection:
+        # What was there before is in the audit log: of two at once, the second sees the first.
+        await lock_holds(connection)
         before = (await list_holds(connection)).get(endpoint_id)
         if row is None and before is None:
             return

@@ -25,6 +25,11 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0  # unix seconds
 
 
+async def lock_holds(connection: AsyncConnection) -> None:
+    """Until this transaction ends, nobody else holds an endpoint or lets one go."""
+    await note_change(connection, ENDPOINTS)
+
+
 async def put_hold(connection: AsyncConnection, row: HoldRow) -> None:
     """Hold an endpoint, or hold it otherwise; every process hears of it within a second."""
     values = msgspec.structs.asdict(row)
