@@ -10,7 +10,14 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.types import ControllerRouterHandler
 
 from gateway.dashboard import keys_data
-from gateway.dashboard.keys_data import BudgetWanted, KeyIssued, KeyList, KeyShown, KeyWanted
+from gateway.dashboard.keys_data import (
+    BudgetWanted,
+    KeyIssued,
+    KeyList,
+    KeyOpened,
+    KeyShown,
+    KeyWanted,
+)
 from gateway.dashboard.keys_data import NewKeyWanted as New
 from gateway.dashboard.page import AnyRequest, Desk, actor_of
 from gateway.dashboard.roles import OPERATOR, VIEWER
@@ -43,8 +50,8 @@ def _reads(desk: Desk) -> Sequence[ControllerRouterHandler]:
         return await keys_data.list_keys(desk, await keys_data.tenant_of(desk, tenant), after=after)
 
     @get("/keys/{key_id:str}", opt=VIEWER, tags=TAGS)
-    async def read_key(key_id: FromPath[str], tenant: FromQuery[str] = "") -> KeyShown:
-        """One key."""
+    async def read_key(key_id: FromPath[str], tenant: FromQuery[str] = "") -> KeyOpened:
+        """One key, what it spent of late, and how its budgets burn down."""
         return await keys_data.find_key(desk, await keys_data.tenant_of(desk, tenant), key_id)
 
     return [list_keys, read_key]

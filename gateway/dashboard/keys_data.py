@@ -8,6 +8,7 @@ import msgspec
 
 from gateway.core import dollars
 from gateway.dashboard.page import Desk
+from gateway.dashboard.queries_burn import BurnCurve, spend_of_key
 from gateway.errors import NotFound
 from gateway.keys import changing, service
 from gateway.keys.wanted import DEFAULT_NAME, Budget, NewKey, nanos_of_dollars
@@ -81,6 +82,13 @@ class KeyShown(msgspec.Struct, frozen=True, kw_only=True):
     budgets: list[BudgetShown]
 
 
+class KeyOpened(KeyShown, frozen=True, kw_only=True):
+    """One key with what it spent: `days` are (UTC day, dollars billed) of the last 30 days."""
+
+    days: list[tuple[str, str]]
+    curves: list[BurnCurve]  # one for each of `budgets`, in their order
+
+
 class KeyIssued(msgspec.Struct, frozen=True, kw_only=True):
     """A key and its whole text, which is shown this once."""
 
@@ -141,8 +149,8 @@ async def list_keys(desk: Desk, tenant: TenantRow, *, after: str = "") -> KeyLis
     )
 
 
-async def find_key(desk: Desk, tenant: TenantRow, key_id: str) -> KeyShown:
-    """One key with its budgets. NotFound when the tenant has none of that id."""
+async def find_key(desk: Desk, tenant: TenantRow, key_id: str) -> KeyOpened:
+    """One key with its budgets and what it spent. NotFound when the tenant has none of that id."""
     store = desk.gateway.store
     async with store.read() as connection:
         row = await tenancy.find_key(connection, tenant.id, key_id)
@@ -153,7 +161,9 @@ async def find_key(desk: Desk, tenant: TenantRow, key_id: str) -> KeyShown:
         own = [each for each in budgets if (each.scope_kind, each.scope_id) == ("key", row.id)]
         now = await store.database_now(connection)
         burns = await burn_down(connection, tenant.id, own, now=now)
-    return _key_shown(row, teams, burns, now)
+        days, curves = await spend_of_key(connection, tenant.id, row.id, burns, now=now)
+    shown = msgspec.structs.asdict(_key_shown(row, teams, burns, now))
+    return KeyOpened(**shown, days=days, curves=curves)
 
 
 async def create_key(

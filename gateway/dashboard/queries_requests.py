@@ -38,6 +38,15 @@ Place = tuple[float, str]  # created_at and id of a row; a page begins after it
 _USAGE = msgspec.json.Decoder(Usage)
 
 
+class _Tagged(msgspec.Struct):
+    """What of a request's facts stands in a list."""
+
+    tags: list[str] = []
+
+
+_TAGGED = msgspec.json.Decoder(_Tagged)
+
+
 class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What of the log; "" = all. `until` and `since` are unix seconds, 0 = open."""
 
@@ -81,6 +90,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     tokens_per_s: float | None
+    tags: list[str]  # as the header x-looprouter-tags named them
 
 
 class LinePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +286,7 @@ async def _page(
     shown = (
         "id", "created_at", "tenant_id", "key_id", "model", "endpoint_id", "lane", "stream",
         "status", "error", "num_attempts", "billed_nanos", "is_estimated", "ttft_visible_ms",
-        "ttft_any_ms", "duration_ms", "usage",
+        "ttft_any_ms", "duration_ms", "usage", "facts",
     )  # fmt: skip
     ids = [request_id for _, request_id in places]
     query = sa.select(*(r[name] for name in shown)).where(r.id.in_(ids))
@@ -314,6 +324,7 @@ def _line(row: Any, names: dict[str, str]) -> Line:
         input_tokens=usage.input_total,
         output_tokens=output,
         tokens_per_s=output / duration_ms * 1000 if output and duration_ms else None,
+        tags=sorted(_TAGGED.decode(row["facts"]).tags) if row["facts"] else [],
     )  # fmt: skip
 
 

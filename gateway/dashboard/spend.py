@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import AsyncIterator, Sequence
+from datetime import date, timedelta
+from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import msgspec
 import sqlalchemy as sa
@@ -131,6 +134,7 @@ def routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
             tenant=tenant,
             tenants=await its.tenants(),
             groupings=tuple(COLUMNS),
+            log_of=partial(log_query, answer, tenant),
             endpoints=sorted(desk.gateway.policy().endpoints),
             highest=max((float(usd) for _, usd in answer.spend.days), default=0.0),
         )
@@ -172,6 +176,16 @@ def api_routes(desk: Desk) -> Sequence[ControllerRouterHandler]:
         await its.choose(data.endpoint, actor_of(request))
 
     return [read_spend, put_baseline]
+
+
+def log_query(answer: SpendAnswer, tenant_id: str, by: str, group: str) -> str:
+    """The query of the log's page for the requests of one row, in the days that it sums."""
+    first, last = (group, group) if by == "day" else (answer.first, answer.last)
+    following = date.fromisoformat(last) + timedelta(days=1)
+    asked = {"tenant": tenant_id, "since": f"{first}T00:00", "until": f"{following}T00:00"}
+    if by != "day":
+        asked[by] = group
+    return urlencode({name: value for name, value in asked.items() if value})
 
 
 def by_of(text: str) -> By:

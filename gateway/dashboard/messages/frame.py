@@ -17,6 +17,8 @@ EN: dict[str, str] = {
     "shortcuts.filter": "Filter this page",
     "shortcuts.this": "Show these keys",
     "shortcuts.close": "Close",
+    "copy.button": "Copy",
+    "copy.done": "Copied",
     "assets.missing": "The browser libraries are not built, so charts and live filters are "
     "missing. To have them: run “make run” where npm or the package index can be reached.",
 }
@@ -36,6 +38,8 @@ ZH: dict[str, str] = {
     "shortcuts.filter": "筛选本页",
     "shortcuts.this": "显示快捷键",
     "shortcuts.close": "关闭",
+    "copy.button": "复制",
+    "copy.done": "已复制",
     "assets.missing": "浏览器库尚未构建，图表和实时筛选不可用。"
     "请在可以访问 npm 或软件包索引的环境中运行 “make run”。",
 }

@@ -67,6 +67,13 @@ EN: dict[str, str] = {
     "keys.overlap": "The old one works for",
     "keys.revoke": "Revoke",
     "keys.revoke_hint": "For good: its next request is refused.",
+    "keys.requests": "Requests of this key",
+    "keys.spend_days": "Spend by day (UTC)",
+    "keys.spend_hint": "{total} billed in 30 days; the highest bar is {highest}",
+    "keys.burn": "What is left of ${usd} {period}",
+    "keys.burn_label": "{left} of {limit} left; dashed: at the pace so far",
+    "keys.no_pace": "too little spent to tell a pace",
+    "keys.left_then": "at this pace {usd} left {at}",
 }
 
 ZH: dict[str, str] = {
@@ -133,4 +140,11 @@ ZH: dict[str, str] = {
     "keys.overlap": "旧密钥继续有效",
     "keys.revoke": "吊销",
     "keys.revoke_hint": "不可恢复：其下一个请求即被拒绝。",
+    "keys.requests": "此密钥的请求",
+    "keys.spend_days": "每日花费（UTC）",
+    "keys.spend_hint": "30 天共计费 {total}；最高一日 {highest}",
+    "keys.burn": "剩余（共 ${usd}，{period}）",
+    "keys.burn_label": "{limit} 中剩余 {left}；虚线：按目前速度",
+    "keys.no_pace": "花费太少，无法估计速度",
+    "keys.left_then": "按当前速度，{at} 剩余 {usd}",
 }

@@ -44,6 +44,7 @@ EN: dict[str, str] = {
     "spend.baseline": "Tell savings against",
     "spend.no_baseline": "no endpoint",
     "spend.set_baseline": "Save",
+    "spend.its_requests": "Its requests in the log, as far back as the log is kept",
 }
 
 ZH: dict[str, str] = {
@@ -88,4 +89,5 @@ ZH: dict[str, str] = {
     "spend.baseline": "节省的对比基准",
     "spend.no_baseline": "不设端点",
     "spend.set_baseline": "保存",
+    "spend.its_requests": "日志中的相应请求（限于日志保留范围）",
 }

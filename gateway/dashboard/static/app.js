@@ -44,3 +44,12 @@ for (const field of document.querySelectorAll("[data-filter]")) {
     for (const row of rows.children) row.hidden = !row.textContent.toLowerCase().includes(wanted);
   });
 }
+
+// A button with data-copy="ID" copies what that element says; without a clipboard there is no button.
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent.trim());
+    button.textContent = button.dataset.copied;
+  });
+}

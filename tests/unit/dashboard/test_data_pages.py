@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import html
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from gateway.wire.usage import BUCKETS, Usage
 from tests.support.dashboard_world import DashboardWorld, dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+CHAT = "/v1/chat/completions"
 XSS = "<script>alert('x')</script>"
 DAY = 86_400
 
@@ -89,6 +92,36 @@ async def test_a_request_that_went_through_is_listed_opened_and_paid(tmp_path: P
         assert row["group"] in page.text
         (reported,) = await report(world.gateway.store, by="endpoint")
         assert (row["cost"], row["billed"]) == (reported["cost_usd"], reported["billed_usd"])
+
+
+async def test_what_was_asked_and_its_tags_are_shown_with_the_way_to_its_key(
+    tmp_path: Path,
+) -> None:
+    async with dashboard(tmp_path) as world:
+        body = {
+            "model": "chat", "max_tokens": 1_234, "temperature": 0.5,
+            "messages": [{"role": "user", "content": "my secret wish"}],
+        }  # fmt: skip
+        tagged = {"x-looprouter-tags": "nightly, team.a"}
+        assert (await world.edge.ask(CHAT, body, headers=tagged)).status == 200
+        plain = await traffic(world)
+        browser = await world.logged_in("viewer")
+        lines = (await browser.send("GET", "/admin/api/requests")).json()["lines"]
+        by_id = {line["id"]: line for line in lines}
+        (asked,) = (each for each in by_id if each != plain)
+        listed = await browser.get("/admin/requests")
+        opened = await browser.get(f"/admin/requests/{asked}")
+        key_id = by_id[asked]["key_id"]
+        of_key = await browser.send("GET", f"/admin/api/requests?key={key_id}")
+
+    assert (by_id[asked]["tags"], by_id[plain]["tags"]) == (["nightly", "team.a"], [])
+    for page in (listed, opened):
+        assert '<span class="tag">nightly</span> <span class="tag">team.a</span>' in page.text
+        assert f'href="/admin/requests?key={key_id}"' in page.text
+    for said in ("at most 1,234 tokens", "chat · not streamed"):
+        assert said in opened.text
+    assert "secret wish" not in opened.text
+    assert len(of_key.json()["lines"]) == 2
 
 
 async def test_pages_of_the_log_meet_without_a_gap(tmp_path: Path) -> None:
@@ -184,6 +217,26 @@ async def test_spend_of_days_and_its_export(tmp_path: Path) -> None:
             assert (await browser.get(f"/admin/api/spend?{wrong}")).status_code == 400
         other = (await browser.get("/admin/api/spend?tenant=u")).json()
         assert other["spend"]["rows"] == []
+
+
+@pytest.mark.parametrize("by", ["day", "key", "model", "endpoint", "lane"])
+async def test_a_row_of_spend_leads_to_its_requests(tmp_path: Path, by: str) -> None:
+    async with dashboard(tmp_path) as world:
+        request_id = await traffic(world)
+        await log(world, 2, model="other", key_id="k2", lane="batch", created_at=world.now[0] - DAY)
+        await spent(world, model="other", cost=10, day=1)
+        browser = await world.logged_in("viewer")
+        page = await browser.get(f"/admin/spend?by={by}")
+        links = [
+            html.unescape(link)
+            for link in re.findall(r'<th scope="row"><a href="(/admin/requests[^"]+)"', page.text)
+        ]
+        found = [(await browser.get(link)).text for link in links]
+
+    assert len(links) == (1 if by == "lane" else 2)
+    with_it = [f'id="{request_id}"' in text for text in found]
+    assert with_it.count(True) == 1
+    assert "other" not in found[with_it.index(True)].partition('id="log"')[2]
 
 
 async def test_savings_are_told_once_a_baseline_is_named(tmp_path: Path) -> None:
