@@ -50,6 +50,10 @@ CANDIDATES = json.dumps(
     [{"endpoint_id": e, "outcome": "fallback", "reason": ""} for e in ENDPOINTS[:4]]
 )
 PRICE_ROW = json.dumps({"source": "policy", "price_id": "bench", "input": 590_000})
+POSTGRES_INDEXES = (  # but those of primary keys: ids come in order
+    "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' "
+    "AND tablename IN ('requests', 'attempts') AND indexname LIKE 'ix\\_%'"
+)
 
 
 class Maker:
@@ -224,7 +228,7 @@ def _insert(
 
 
 async def fill_postgres(url: str, maker: Maker) -> None:
-    """By COPY, all in one transaction."""
+    """By COPY, all in one transaction; indexes are built once the rows are there."""
     store = await open_store(url)
     try:
         async with store.begin() as connection:
@@ -233,6 +237,9 @@ async def fill_postgres(url: str, maker: Maker) -> None:
             async def copy(table: Any, names: list[str], rows: list[tuple[Any, ...]]) -> None:
                 await raw.copy_records_to_table(table.name, records=rows, columns=names)
 
+            indexes = await raw.fetch(POSTGRES_INDEXES)
+            for index in indexes:
+                await raw.execute(f"DROP INDEX {index['indexname']}")
             for table, rows in owners().items():
                 await copy(table, list(rows[0]), [tuple(row.values()) for row in rows])
             for logged, booked in chunks(maker):
@@ -243,6 +250,9 @@ async def fill_postgres(url: str, maker: Maker) -> None:
                 await raw.execute(statement, timeout=COPY_S_MAX)
             for table, rows in maker.rollups():
                 await copy(table, [c.name for c in table.c], rows)
+            await raw.execute("SET LOCAL maintenance_work_mem = '1GB'")
+            for index in indexes:
+                await raw.execute(index["indexdef"], timeout=COPY_S_MAX)
         async with store.engine.connect() as connection:
             autocommit = await connection.execution_options(isolation_level="AUTOCOMMIT")
             raw = (await autocommit.get_raw_connection()).driver_connection
