@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.core import dollars
 from gateway.dashboard.page import Desk
-from gateway.dashboard.queries_burn import BurnCurve, spend_of_key
+from gateway.dashboard.queries_burn import BurnCurve, curves_above, spend_of_key
 from gateway.errors import NotFound
 from gateway.keys import changing, service
 from gateway.keys.wanted import DEFAULT_NAME, Budget, NewKey, nanos_of_dollars
@@ -105,6 +105,7 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     keys: list[KeyShown]
     budgets: list[BudgetShown]  # of the tenant and its teams
+    curves: list[BurnCurve]  # one for each of `budgets`, in their order
     teams: list[TeamRow]
     next: str | None  # give it as `after` for the next page; null = this is the last
 
@@ -128,7 +129,7 @@ async def tenant_of(desk: Desk, name: str) -> TenantRow:
 
 
 async def list_keys(desk: Desk, tenant: TenantRow, *, after: str = "") -> KeyList:
-    """A page of keys with what is left of their budgets, in four statements however many."""
+    """A page of keys with what is left of their budgets, in six statements however many."""
     store = desk.gateway.store
     async with store.read() as connection:
         place = _place_of(after)
@@ -139,11 +140,14 @@ async def list_keys(desk: Desk, tenant: TenantRow, *, after: str = "") -> KeyLis
         wanted = [row for row in budgets if row.scope_kind != "key" or row.scope_id in shown]
         now = await store.database_now(connection)
         burns = await burn_down(connection, tenant.id, wanted, now=now)
+        above = [burn for burn in burns if burn.budget.scope_kind != "key"]
+        curves = await curves_above(connection, tenant.id, above, now=now)
     more = f"{rows[-1].created_at!r}:{rows[-1].id}" if len(rows) == KEYS_A_PAGE else None
     return KeyList(
         tenant=tenant.name,
         keys=[_key_shown(row, teams, burns, now) for row in rows],
-        budgets=[_budget_shown(burn) for burn in burns if burn.budget.scope_kind != "key"],
+        budgets=[_budget_shown(burn) for burn in above],
+        curves=curves,
         teams=teams,
         next=more,
     )

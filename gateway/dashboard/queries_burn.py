@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -34,55 +36,97 @@ class BurnCurve(msgspec.Struct, frozen=True, kw_only=True):
     now_x: float
 
 
-async def billed_by(
-    connection: AsyncConnection, tenant_id: str, key_id: str, *, grain: str, since: float
-) -> list[tuple[int, int]]:
-    """What a key was billed by bucket of `grain` ("hour" | "day") from that of `since` on."""
+async def _billed(
+    connection: AsyncConnection,
+    whose: sa.Column[str],
+    conditions: Sequence[sa.ColumnElement[bool]],
+    *,
+    grain: str,
+    since: float,
+) -> dict[str, list[tuple[int, int]]]:
+    """What each of `whose` was billed by bucket, from the bucket that holds `since` on."""
     c = spend_rollups.c
     first = int(since // GRAINS_S[grain]) * GRAINS_S[grain]
     query = (
-        sa.select(c.bucket_start, sa.func.sum(c.billed_nanos))
-        .where(
-            c.grain == grain,
-            c.bucket_start >= first,
-            c.tenant_id == tenant_id,
-            c.key_id == key_id,
-        )
-        .group_by(c.bucket_start)
+        sa.select(whose, c.bucket_start, sa.func.sum(c.billed_nanos))
+        .where(c.grain == grain, c.bucket_start >= first, *conditions)
+        .group_by(whose, c.bucket_start)
         .order_by(c.bucket_start)
     )
-    return [(start, int(nanos)) for start, nanos in await connection.execute(query)]
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, start, nanos in await connection.execute(query):
+        found.setdefault(name, []).append((start, int(nanos)))
+    return found
+
+
+async def curves_above(
+    connection: AsyncConnection, tenant_id: str, burns: Sequence[Burn], *, now: float
+) -> list[BurnCurve]:
+    """Curves of budgets of a tenant and its teams, in their order; two statements at most."""
+    c = spend_rollups.c
+    oldest = _oldest(now)
+    starts = {
+        "hour": [burn.began_at for burn in burns if burn.budget.period == "day"],
+        "day": [burn.began_at for burn in burns if burn.budget.period != "day"],
+    }
+    billed = {}
+    for grain, began in starts.items():
+        if began:
+            since = max(oldest, min(began))
+            billed[grain] = await _billed(
+                connection, c.team_id, [c.tenant_id == tenant_id], grain=grain, since=since
+            )
+
+    def curve(burn: Burn) -> BurnCurve:
+        grain = "hour" if burn.budget.period == "day" else "day"
+        teams = billed[grain]
+        if burn.budget.scope_kind == "team":
+            buckets = teams.get(burn.budget.scope_id, [])
+        else:
+            sums: Counter[int] = Counter()
+            for start, nanos in itertools.chain.from_iterable(teams.values()):
+                sums[start] += nanos
+            buckets = sorted(sums.items())
+        return burn_curve(burn, buckets, GRAINS_S[grain], oldest=oldest, now=now)
+
+    return [curve(burn) for burn in burns]
 
 
 async def spend_of_key(
     connection: AsyncConnection, tenant_id: str, key_id: str, burns: Sequence[Burn], *, now: float
 ) -> tuple[list[tuple[str, str]], list[BurnCurve]]:
     """(day, dollars billed) of the last DAYS_SHOWN days without gaps, and a curve a budget."""
+    c = spend_rollups.c
+    its = [c.tenant_id == tenant_id, c.key_id == key_id]
+    oldest = _oldest(now)
     today = int(now // SECONDS_PER_DAY) * SECONDS_PER_DAY
     first = today - (DAYS_SHOWN - 1) * SECONDS_PER_DAY
-    oldest = today - DAYS_BACK_MAX * SECONDS_PER_DAY
-    began = [burn.began_at for burn in burns]
-    since = max(float(oldest), min([float(first), *began]))
-    by_day = await billed_by(connection, tenant_id, key_id, grain="day", since=since)
-    by_hour: Buckets = []
+    since = max(oldest, min([float(first), *(burn.began_at for burn in burns)]))
+    days = await _billed(connection, c.key_id, its, grain="day", since=since)
+    hours: dict[str, list[tuple[int, int]]] = {}
     if any(burn.budget.period == "day" for burn in burns):
-        by_hour = await billed_by(connection, tenant_id, key_id, grain="hour", since=today)
+        hours = await _billed(connection, c.key_id, its, grain="hour", since=today)
+    by_day, by_hour = days.get(key_id, []), hours.get(key_id, [])
     billed = dict(by_day)
-    days = [first + i * SECONDS_PER_DAY for i in range(DAYS_SHOWN)]
     curves = [
         burn_curve(burn, by_hour, GRAINS_S["hour"], oldest=oldest, now=now)
         if burn.budget.period == "day"
         else burn_curve(burn, by_day, GRAINS_S["day"], oldest=oldest, now=now)
         for burn in burns
     ]
-    return [(day_of(day), dollars(billed.get(day, 0))) for day in days], curves
+    shown = [first + i * SECONDS_PER_DAY for i in range(DAYS_SHOWN)]
+    return [(day_of(day), dollars(billed.get(day, 0))) for day in shown], curves
+
+
+def _oldest(now: float) -> float:
+    return now // SECONDS_PER_DAY * SECONDS_PER_DAY - DAYS_BACK_MAX * SECONDS_PER_DAY
 
 
 def burn_curve(
     burn: Burn, buckets: Buckets, bucket_s: int, *, oldest: float, now: float
 ) -> BurnCurve:
     """Reckoned back from what is left now, so that it ends where the table says."""
-    begins_at = min(max(burn.began_at, float(oldest)), now)
+    begins_at = min(max(burn.began_at, oldest), now)
     points = [(now, burn.left_nanos)]
     spent_since = 0
     for start, nanos in reversed(buckets):

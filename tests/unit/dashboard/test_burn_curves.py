@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from gateway.core import dollars
 from gateway.dashboard.queries_burn import DAYS_SHOWN, HEIGHT, WIDTH, burn_curve
 from gateway.ledger.burn import Burn, empty_at
-from gateway.ledger.windows import day_of
+from gateway.ledger.windows import day_of, window_of
 from gateway.store import tenancy
+from gateway.store.ledger_tables import budget_windows, budgets
 from gateway.store.rollups import spend_sums
 from gateway.store.tenancy import BudgetRow
 from gateway.wire.usage import BUCKETS
@@ -97,12 +99,14 @@ def test_a_total_looks_back_so_far_and_as_far_ahead_as_it_lasts() -> None:
     assert nobody.ends_at == pytest.approx(NOW + 0.25 * (NOW - 18 * DAY))
 
 
-async def spent_by(world: DashboardWorld, key_id: str, *, day: int, nanos: int) -> None:
+async def spent_by(
+    world: DashboardWorld, key_id: str, *, day: int, nanos: int, team: str = "m"
+) -> None:
     async with world.gateway.store.begin() as connection:
         tenant = await tenancy.find_tenant_named(connection, "default")
         assert tenant is not None
         sums = spend_sums()
-        names = (tenant.id, "m", key_id, "acme/x", "chat", "interactive", False)
+        names = (tenant.id, team, key_id, "acme/x", "chat", "interactive", False)
         sums.add(
             world.now[0] - day * DAY, names, (1, 0, 0, nanos, nanos, 0, 0, *[0] * len(BUCKETS))
         )
@@ -143,3 +147,44 @@ async def test_a_key_shows_its_own_spend_and_a_curve_for_each_budget(tmp_path: P
     assert sorted(heights)[-2:] == [29.0, 58.0]
     assert sum(heights) == 87.0
     assert f'href="/admin/requests?key={key_id}"' in page.text
+
+
+@pytest.mark.anyio
+async def test_budgets_of_tenant_and_team_burn_by_what_they_are_for(tmp_path: Path) -> None:
+    async with dashboard(tmp_path) as world:
+        browser = await world.logged_in("operator")
+        (team,) = (await browser.send("GET", "/admin/api/keys")).json()["teams"]
+        for kind, scope_id, period in (
+            ("tenant", "", "total"), ("team", team["id"], "total"), ("team", team["id"], "day"),
+        ):  # fmt: skip
+            body = {
+                "scope_kind": kind, "scope_id": scope_id, "limit_usd": "5", "period": period,
+            }  # fmt: skip
+            assert (await browser.send("PUT", "/admin/api/budgets", body)).status_code == 204
+        async with world.gateway.store.begin() as connection:
+            long_ago = budgets.update().values(created_at=world.now[0] - 2 * DAY)
+            await connection.execute(long_ago)
+            made = (await connection.execute(sa.select(budgets))).mappings().all()
+            for row in made:
+                spent = 1_500_000_000 if row["scope_kind"] == "tenant" else 500_000_000
+                begins = window_of(row["period"], world.now[0]).start
+                window = {
+                    "budget_id": row["id"], "window_start": begins, "spent_nanos": spent,
+                    "limit_seen_nanos": row["limit_nanos"],
+                }  # fmt: skip
+                await connection.execute(budget_windows.insert().values(window))
+        await spent_by(world, "one", day=0, nanos=500_000_000, team=team["id"])
+        await spent_by(world, "two", day=0, nanos=1_000_000_000, team="another")
+        found = (await browser.send("GET", "/admin/api/keys")).json()
+        page = await browser.get("/admin/keys")
+
+    drawn = {
+        (budget["scope_kind"], budget["period"]): [left for _, left in curve["points"]]
+        for budget, curve in zip(found["budgets"], found["curves"], strict=True)
+    }
+    # From two days ago to the day of the spending, and what is left now.
+    assert drawn[("tenant", "total")] == ["5.00", "5.00", "3.50"]
+    assert drawn[("team", "total")] == ["5.00", "5.00", "4.50"]
+    assert drawn[("team", "day")][-1] == "4.50"
+    assert drawn[("team", "day")][0] == "5.00"
+    assert page.text.count('<span class="burn small">') == 3
