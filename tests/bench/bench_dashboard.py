@@ -53,9 +53,12 @@ IMPORTS = re.compile(r'from "\./([^"]+\.js)"')
 EVENTS = re.compile(r'data-events="|data-stream="')
 
 
-def urls_of(middle: float) -> dict[str, str]:
+def urls_of(middle: float, request_id: str) -> dict[str, str]:
     """What is measured, by name."""
     found = {f"page {page.path}": f"/admin{page.path}" for page in PAGES}
+    found["keys: all of a tenant"] = "/admin/keys?tenant=Tenant+1"
+    found["keys: one opened"] = "/admin/keys/key1?tenant=Tenant+1"
+    found["requests: one opened"] = f"/admin/requests/{request_id}"
     for name, query in {
         "from the middle": {"before": text_of((middle, ""))},
         "of a tenant": {"tenant": "tenant2"},
@@ -181,9 +184,10 @@ async def measure(url: str, runs: int) -> bool:
                 await connection.execute(sa.select(sa.func.min(c), sa.func.max(c)))
             ).one()
             num = await connection.scalar(sa.select(sa.func.count(c)))
+            newest = await connection.scalar(sa.select(requests.c.id).where(c == last).limit(1))
         print(f"{num:,} requests on {gateway.store.dialect}; p95 at most {LIMIT_MS:.0f} ms")
         is_fine, loads = True, []
-        for name, path in urls_of((first + last) / 2).items():
+        for name, path in urls_of((first + last) / 2, newest).items():
             times = Times()
             for _ in range(runs + 1):
                 with times:

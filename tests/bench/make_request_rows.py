@@ -20,11 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gateway.ledger.windows import day_of
+from gateway.ledger.windows import day_of, window_of
 from gateway.retention import AGES
 from gateway.store import migrate
 from gateway.store.engine import open_store, parse_url
-from gateway.store.ledger_tables import attempts
+from gateway.store.ledger_tables import attempts, budget_windows, budgets
 from gateway.store.rollups import Sums, request_sums, spend_sums
 from gateway.store.tables import keys, requests, teams, tenants
 
@@ -38,6 +38,7 @@ ENDPOINTS = (
     "groq/llama-3.3-70b", "cerebras/llama-3.3-70b", "together/llama-3.3-70b", "openai/gpt-5-mini",
     "anthropic/claude-haiku", "deepinfra/qwen3-32b", "own/smollm2-135m", "fireworks/qwen3-32b",
 )  # fmt: skip
+LIMIT_NANOS = 10**15  # of each budget
 RARE = "rare"  # a model that one request in 50,000 asks for
 FACTS = json.dumps(
     {"request_id": "", "surface": "chat", "models": ["chat"], "lane": "interactive", "stream": True,
@@ -64,14 +65,14 @@ class Maker:
         self.num_days = days
         self._rng = random.Random(8)
         self._first_attempt = self.num_rows - num_attempts // days
-        self._until = until
+        self.until = until
         self.spend: Sums = spend_sums()
         self.counted: Sums = request_sums()
 
     def make(self, i: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """A request and, of the newest ones, its attempt."""
         rng = self._rng
-        at = self._until - DAY_S * (1 - i / self.num_rows)
+        at = self.until - DAY_S * (1 - i / self.num_rows)
         key = min(int(rng.expovariate(0.15)), KEYS - 1)
         team, tenant = key % TEAMS, key % TENANTS
         model = RARE if i % 50_000 == 7 else MODELS[key % 2 * 2 + (rng.random() < 0.3)]
@@ -135,7 +136,7 @@ class Maker:
             found: dict[tuple[Any, ...], list[int]] = {}
             for grain, bucket, *rest in sums.rows():
                 names, amounts = rest[: num_names - 2], rest[num_names - 2 :]
-                oldest = self._until - KEEP_S.get(grain, float("inf"))
+                oldest = self.until - KEEP_S.get(grain, float("inf"))
                 for day in range(1 if grain == "minute" else self.num_days):
                     key = (grain, bucket - day * int(DAY_S), *names)
                     if key[1] >= oldest:
@@ -169,14 +170,14 @@ def chunks(maker: Maker) -> Iterator[tuple[list[Any], list[Any]]]:
         yield [row for row, _ in made], [attempt for _, attempt in made if attempt is not None]
 
 
-def owners() -> dict[Any, list[dict[str, Any]]]:
-    """Tenants, teams and keys that the rows belong to."""
+def owners(until: float) -> dict[Any, list[dict[str, Any]]]:
+    """Tenants, teams and keys that the rows belong to, and a budget a month for each of them."""
     named = [
         {"id": f"team{key % TEAMS}-{key % TENANTS}", "tenant_id": f"tenant{key % TENANTS}",
          "name": f"Team {key % TEAMS}", "created_at": 0.0}
         for key in range(KEYS)
     ]  # fmt: skip
-    return {
+    found = {
         tenants: [
             {"id": f"tenant{i}", "name": f"Tenant {i}", "created_at": 0.0} for i in range(TENANTS)
         ],
@@ -188,6 +189,19 @@ def owners() -> dict[Any, list[dict[str, Any]]]:
             for key in range(KEYS)
         ],
     }  # fmt: skip
+    scopes = [(table.name[:-1], row) for table, rows in found.items() for row in rows]
+    found[budgets] = [
+        {"id": f"budget-{kind}-{row['id']}", "tenant_id": row.get("tenant_id", row["id"]),
+         "scope_kind": kind, "scope_id": row["id"], "period": "month",
+         "limit_nanos": LIMIT_NANOS, "created_at": 0.0, "updated_at": 0.0}
+        for kind, row in scopes
+    ]  # fmt: skip
+    found[budget_windows] = [
+        {"budget_id": row["id"], "window_start": window_of("month", until).start,
+         "spent_nanos": LIMIT_NANOS // 3, "limit_seen_nanos": LIMIT_NANOS}
+        for row in found[budgets]
+    ]  # fmt: skip
+    return found
 
 
 def fill_sqlite(path: str, maker: Maker) -> None:
@@ -201,7 +215,7 @@ def fill_sqlite(path: str, maker: Maker) -> None:
         ).fetchall()
         for name, _ in indexes:
             connection.execute(f"DROP INDEX {name}")
-        for table, rows in owners().items():
+        for table, rows in owners(maker.until).items():
             _insert(connection, table.name, list(rows[0]), [tuple(row.values()) for row in rows])
         for logged, booked in chunks(maker):
             for table, rows in ((requests, logged), (attempts, booked)):
@@ -240,7 +254,7 @@ async def fill_postgres(url: str, maker: Maker) -> None:
             indexes = await raw.fetch(POSTGRES_INDEXES)
             for index in indexes:
                 await raw.execute(f"DROP INDEX {index['indexname']}")
-            for table, rows in owners().items():
+            for table, rows in owners(maker.until).items():
                 await copy(table, list(rows[0]), [tuple(row.values()) for row in rows])
             for logged, booked in chunks(maker):
                 for table, rows in ((requests, logged), (attempts, booked)):
