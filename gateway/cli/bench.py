@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.simulator.routing.bench import CellResult, Ratio
 
 MAIN_WORLDS = "drift,regime,outage"
+STALE = "Seconds after which replicas know what others saw; absent: each is alone."
 Number = TypeVar("Number", int, float)
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -40,8 +41,10 @@ bench.add_command(bench_batch)
     default=None,
     help="Traffic, comma-separated; absent: azure-conversation (`caching`: mooncake-conversation).",
 )
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 64))
-@click.option("--stale", default=None, type=click.FloatRange(0, 60), help="Seconds; absent: alone.")
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1, 64), help="Of the router."
+)
+@click.option("--stale", default=None, type=click.FloatRange(0, 60), help=STALE)
 @click.option(
     "--deadline", default=None, type=click.FloatRange(1), help="Seconds, of each request."
 )

@@ -313,6 +313,8 @@ def cells_of(
     list.
     """
     _check_grid(worlds, loads, endpoints, workloads)
+    if stale_s is not None and num_replicas < 2:
+        raise ValueError("one replica has nobody to share with: name several (--replicas)")
     cells = [
         Cell(
             world=world,

@@ -228,6 +228,7 @@ def test_the_command_races_two_seeds_and_writes_its_report(tmp_path: Path) -> No
         ("--loads", "nan", "nan"),
         ("--workload", "gossip", "azure-code"),  # it lists those there are
         ("--workload", ",", "--workload"),
+        ("--stale", "5", "--replicas"),  # one alone has nobody to share with
     ],
 )
 def test_the_command_names_what_it_does_not_know(option: str, value: str, told: str) -> None:
