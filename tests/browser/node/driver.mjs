@@ -34,10 +34,10 @@ export async function inBrowser(options, work) {
   }
 }
 
-export async function logIn(page) {
+export async function logIn(page, { name, password } = { name: world.admin, password: world.password }) {
   await page.goto(`${world.base_url}/admin/login`);
-  await page.fill('input[name="name"]', world.admin);
-  await page.fill('input[name="password"]', world.password);
+  await page.fill('input[name="name"]', name);
+  await page.fill('input[name="password"]', password);
   await Promise.all([
     page.waitForURL((url) => !url.pathname.endsWith("/login")),
     page.click("main form button"),

@@ -1,0 +1,63 @@
+"""Keys, Requests and Audit & settings in Debian's Chromium, before a real `looprouter up --demo`.
+
+With LOOPROUTER_SCREENSHOTS=FOLDER the pictures of the pages are kept there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.run_tests import browser_packages
+from tests.support.up_process import running_up
+
+pytestmark = [pytest.mark.e2e, pytest.mark.browser, pytest.mark.slow]
+SUITE_S_MAX = 200
+TESTS_MIN = 8
+PICTURES_MIN = 10
+
+
+@pytest.mark.timeout(SUITE_S_MAX + 120)
+def test_keys_requests_and_settings_in_chromium(tmp_path: Path) -> None:
+    node = shutil.which("node")
+    assert node is not None
+
+    images = Path(os.environ.get("LOOPROUTER_SCREENSHOTS") or tmp_path / "images").resolve()
+    images.mkdir(exist_ok=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    with (
+        browser_packages() as chromium,
+        running_up(home, "--demo", "--lite", "--port", "0") as up,
+    ):
+        found = re.search(r"log in as (\w+), password (\S+?);", up.said)
+        assert found, up.said
+        world = {
+            "base_url": up.base_url,
+            "key": up.key,
+            "admin": found[1],
+            "password": found[2],
+            "images": str(images),
+            "chromium": chromium,
+        }
+        done = subprocess.run(
+            [node, "--test", "--test-reporter=spec", "manage.test.mjs"],
+            cwd=Path(__file__).parent / "node",
+            env={**os.environ, "LOOPROUTER_WORLD": json.dumps(world), "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=SUITE_S_MAX,
+            check=False,
+        )
+
+    said = dict(re.findall(r"^ℹ (\w+) (\d+)$", done.stdout, re.MULTILINE))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert said["fail"] == said["skipped"] == said["cancelled"] == "0", done.stdout
+    assert int(said["pass"]) == int(said["tests"]) >= TESTS_MIN, done.stdout
+    assert len(list(images.glob("*.png"))) >= PICTURES_MIN
