@@ -18,6 +18,7 @@ from gateway.core import (
     PriceRow,
 )
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.slowdown import PROVEN_FACTOR, PROVEN_START
 from gateway.fleet.whole_times import whole_slow_line
 from gateway.policy.marginal import SECONDS_PER_HOUR, step_seconds
 from gateway.policy.placement import NATIVE, LaneOffer, PriceWindow
@@ -33,6 +34,7 @@ LINES_AT_ONCE_MAX = 64  # of one endpoint, however large its learned capacity
 # Nobody knows how long an operator holds an endpoint: lines wait only where there is no other.
 HELD_S, HELD_BESIDE_OTHERS_S = 600.0, 7 * 86_400.0
 LINE_TOKENS = 200.0  # a line's answer, for seconds a line where lengths were not learned
+PLACES_UNLEARNED = PROVEN_FACTOR * PROVEN_START
 FILL_SHARE = 0.7  # of an own machine's places: the rest is for who waits for an answer
 
 
@@ -165,18 +167,31 @@ def _native(
 
 
 def places_for_batch(live: EndpointLive, *, is_own: bool) -> float:
-    """Lines that may be under way at an endpoint at once, the interactive ones left their room."""
-    capacity = min(live.capacity, live.places)
+    """
+    Lines that may be under way at an endpoint at once, the interactive ones left their room.
+
+    No more than it carries without slowing down. But an own machine that tells its load runs who
+    waits before lines, and a first token beside them is a step of theirs later by design: what that
+    teaches does not empty it below what an endpoint is trusted with before anything was learned.
+    """
+    has_lanes = is_own and live.machine is not None
+    places = max(live.places, PLACES_UNLEARNED) if has_lanes else live.places
+    capacity = min(live.capacity, places)
     limit = FILL_SHARE * capacity if is_own else batch_limit(capacity)
     return max(1.0, min(limit, LINES_AT_ONCE_MAX))
 
 
 def lines_per_s(live: EndpointLive, stats: EndpointStats | None, *, is_own: bool) -> float:
-    """Answers of LINE_TOKENS a second at the places that batch may fill."""
+    """
+    Answers of LINE_TOKENS a second at the places that batch may fill.
+
+    Beyond its learned places all become slower in proportion: more at once bring no more answers.
+    """
     seconds = 10.0
     if stats is not None:
         seconds = math.exp(stats.ttft_mu) + LINE_TOKENS / math.exp(stats.rate_mu)
-    return places_for_batch(live, is_own=is_own) / max(seconds, 0.05)
+    at_once = min(places_for_batch(live, is_own=is_own), max(1.0, live.places))
+    return at_once / max(seconds, 0.05)
 
 
 def marginal_row(endpoint: Endpoint, machine: MachineLoad) -> PriceRow:

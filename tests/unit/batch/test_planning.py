@@ -16,6 +16,7 @@ from gateway.batch.offers import (
     FILL_SHARE,
     Turnaround,
     lane_offers,
+    lines_per_s,
     marginal_row,
     places_for_batch,
 )
@@ -294,6 +295,15 @@ def test_batch_fills_its_share_of_places_and_at_least_one(
 ) -> None:
     live = EndpointLive(endpoint_id="e", capacity=capacity, places=places)
     assert places_for_batch(live, is_own=is_own) == pytest.approx(batch)
+
+
+def test_own_machine_is_filled_though_first_tokens_beside_lines_are_later() -> None:
+    """What streams beside lines taught must not leave it with one line at a time."""
+    live = EndpointLive(endpoint_id="e", capacity=37.0, places=1.5, machine=MachineLoad())
+    assert places_for_batch(live, is_own=True) == pytest.approx(12 * FILL_SHARE)
+    assert places_for_batch(live, is_own=False) == 1.0
+    # But no more answers a second are counted on than the law of load allows.
+    assert lines_per_s(live, None, is_own=True) == pytest.approx(1.5 / 10.0)
 
 
 def test_flex_is_a_lane_of_its_own_where_the_list_has_it() -> None:
