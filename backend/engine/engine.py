@@ -82,7 +82,12 @@ class Engine:
             context_len_max=self.context_len_max,
         )
         self._scheduler = Scheduler(
-            config, shapes, self._blocks, self.context_len_max, self._runner.release
+            config,
+            shapes,
+            self._blocks,
+            self.context_len_max,
+            self._runner.release,
+            may_skip=not self._runner.drafting.features,
         )
         self._costs = StepCosts(clock)
         self._rounds = RoundMeter(self._runner.drafting.method)

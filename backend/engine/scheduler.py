@@ -1,7 +1,8 @@
 """What the next step computes: decoding sequences first, then pieces of prompts.
 
-A step has a budget of rows. Every decoding sequence is in every step; what is left goes to prompts,
-the more urgent first, those already begun before new ones. A new one is admitted only when blocks
+A step has a budget of rows. Every decoding sequence is in every step, but that those of the batch
+lane skip one that computes a prompt somebody waits for; what is left goes to prompts, the more
+urgent first, those already begun before new ones. A new one is admitted only when blocks
 for all its tokens, its next token and its drafts are free. Where blocks run out, the youngest of
 the least urgent gives all of its own back and is recomputed later (preemption by recompute, Kwon et
 al., PagedAttention, 2023). The oldest of the most urgent is never made to wait for a younger one,
@@ -81,8 +82,12 @@ class Scheduler:
         blocks: BlockManager,
         context_len_max: int,
         on_release: Callable[[int], None] = lambda slot: None,
+        *,
+        may_skip: bool = True,
     ) -> None:
-        """`on_release` hears of every slot that is given back, before it is used again."""
+        """`on_release` hears of every slot that is given back, before it is used again. `may_skip`:
+        a decoding sequence may be left out of a step. A draft head would miss what it computes.
+        """
         self.waiting = WaitingQueue(config.batch_age_s)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -91,6 +96,7 @@ class Scheduler:
         self._blocks = blocks
         self._context_len_max = context_len_max
         self._on_release = on_release
+        self._may_skip = may_skip
         self._free_slots = list(range(config.sequences_max, 0, -1))  # slot 0 pads
 
     def schedule(self, now_s: float, num_drafts: int) -> Step:
@@ -98,6 +104,7 @@ class Scheduler:
         step = Step()
         self._reserve_decodes(step, now_s)
         self._add_prompts(step, now_s, num_drafts)
+        self._let_pass(step, now_s)
         if step.decodes and self._reserve_drafts(step, num_drafts):
             step.num_drafts = num_drafts
         return step
@@ -175,6 +182,18 @@ class Scheduler:
                 is_admitting = self._admit(step, candidate, now_s, num_drafts)
                 if candidate.status is Status.PREFILL:
                     self._add_chunks(step, candidate, self._rows_left(step, num_drafts, urgency))
+
+    def _let_pass(self, step: Step, now_s: float) -> None:
+        """Who waits for a first token has waited for one step of the batch lane; not for two.
+
+        Those who have been here for `batch_age_s` go on all the same, so nobody starves.
+        """
+        prompts = (each.sequence.request.priority for each in step.chunks)
+        if self._may_skip and any(each is Priority.INTERACTIVE for each in prompts):
+            age_s = self._config.batch_age_s
+            step.decodes = [
+                each for each in step.decodes if each.urgency(now_s, age_s) is Priority.INTERACTIVE
+            ]
 
     def _add_chunks(self, step: Step, sequence: Sequence, rows_left: int) -> None:
         if step.num_prompts == self._config.prefills_max:

@@ -49,6 +49,7 @@ class Forked:
 class SchedulerWorld:
     num_blocks: int = 24
     config: EngineConfig = field(default_factory=small_config)
+    may_skip: bool = True
 
     def __post_init__(self) -> None:
         self.now_s = 0.0
@@ -58,7 +59,12 @@ class SchedulerWorld:
         self.released_slots: list[int] = []
         self.shapes = Shapes.of(self.config, CONTEXT_LEN)
         self.scheduler = Scheduler(
-            self.config, self.shapes, self.blocks, CONTEXT_LEN, self.released_slots.append
+            self.config,
+            self.shapes,
+            self.blocks,
+            CONTEXT_LEN,
+            self.released_slots.append,
+            may_skip=self.may_skip,
         )
         self.content: dict[tuple[int, int], object] = {}
         self.sequences: list[Sequence] = []
@@ -176,6 +182,15 @@ class SchedulerWorld:
         assert num_rows <= self.config.rows_max
         assert step.num_prompts <= self.config.prefills_max
         decoding = [each for each in self.scheduler.running if each.status is Status.DECODE]
+        if self.may_skip and any(
+            chunk.sequence.request.priority is Priority.INTERACTIVE for chunk in step.chunks
+        ):
+            age_s = self.config.batch_age_s
+            decoding = [
+                each for each in decoding
+                if each.request.priority is Priority.INTERACTIVE
+                or self.now_s - each.arrived_s >= age_s
+            ]  # fmt: skip
         assert set(map(id, step.decodes)) == set(map(id, decoding))
         assert all(chunk.num_rows in self.shapes.prefill_lens for chunk in step.chunks)
 

@@ -14,8 +14,8 @@ from tests.support.scheduler_world import BLOCK_SIZE, SchedulerWorld, small_conf
 LENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 
-def world(num_blocks: int = 60, **changes: object) -> SchedulerWorld:
-    return SchedulerWorld(num_blocks, small_config(**changes))
+def world(num_blocks: int = 60, *, may_skip: bool = True, **changes: object) -> SchedulerWorld:
+    return SchedulerWorld(num_blocks, small_config(**changes), may_skip)
 
 
 def numbers(sequences: list[Sequence]) -> list[str]:
@@ -100,7 +100,8 @@ def test_an_interactive_request_takes_the_place_of_a_young_batch_request() -> No
     step = busy.step([1])
     busy.check()
 
-    assert numbers(step.decodes) == [old.request_id]
+    assert not step.decodes  # and the old one, which keeps its place, skips this step
+    assert old.status is Status.DECODE
     assert numbers(step.admitted) == [urgent.request_id]
     assert young.status is Status.WAITING
     assert busy.scheduler.num_preemptions == 1
@@ -126,6 +127,38 @@ def test_prompts_of_the_batch_lane_never_make_a_step_a_long_one() -> None:
     step = busy.step([1])
     assert sum(chunk.num_tokens for chunk in step.chunks if chunk.sequence.token_ids[0] == 3) == 4
     assert not [chunk for chunk in step.chunks if chunk.sequence.token_ids[0] == 2]
+
+
+def test_the_batch_lane_skips_the_step_of_a_prompt_that_somebody_waits_for() -> None:
+    busy = world(batch_age_s=20.0)
+    line = busy.submit([5] * 4, max_tokens=12, priority=Priority.BATCH)
+    answer = busy.submit([6] * 4, max_tokens=12)
+    while not line.status is answer.status is Status.DECODE:
+        busy.step([1])
+    busy.submit([7] * 4)
+    step = busy.step([1])
+    busy.check()
+    assert [chunk.sequence.token_ids[0] for chunk in step.chunks] == [7]
+    assert numbers(step.decodes) == [answer.request_id]
+    assert line.request_id in numbers(busy.step([1]).decodes)
+
+    # One that has been here for long skips nothing more.
+    busy.now_s += 20.0
+    busy.submit([8] * 4)
+    assert {line.request_id, answer.request_id} <= set(numbers(busy.step([1]).decodes))
+    busy.drain(100)
+    assert (line.num_generated, answer.num_generated) == (12, 12)
+
+
+def test_where_a_draft_head_must_see_every_step_nobody_skips_one() -> None:
+    busy = world(batch_age_s=20.0, may_skip=False)
+    line = busy.submit([5] * 4, max_tokens=12, priority=Priority.BATCH)
+    while line.status is not Status.DECODE:
+        busy.step([1])
+    busy.submit([7] * 4)
+    step = busy.step([1])
+    assert step.chunks
+    assert numbers(step.decodes) == [line.request_id]
 
 
 @pytest.mark.parametrize(
