@@ -42,10 +42,15 @@ def load_policy(text: bytes, *, environ: Mapping[str, str] | None, source: str =
     With an `environ`, endpoints whose `key_env` is not set in it are never chosen (and named in
     `warnings`); None checks no keys. Raises PolicyError with every problem found.
     """
-    raw, marks = read_yaml(text)
+    try:
+        raw, marks = read_yaml(text)
+        if not isinstance(raw, dict):
+            raise PolicyError("the policy must be a mapping that begins with `version: 1`")
+    except PolicyError as error:
+        # A command may read two policies and a file of cases: say which of them it is.
+        prefix = f"{source}: " if source else ""
+        raise PolicyError(f"{prefix}{error}", error.problems, error.places) from error
     problems = Problems(marks, source)
-    if not isinstance(raw, dict):
-        raise PolicyError("the policy must be a mapping that begins with `version: 1`")
     if find_secrets(raw, "", problems.report):
         problems.raise_any()  # before any other message could repeat one
     try:

@@ -228,3 +228,19 @@ def test_key_env_that_is_no_name_is_not_repeated() -> None:
 
     assert "not the key itself" in found
     assert "my-short-key" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version: 1\nproviders: {a: {api: openai\n", "p.yaml: line 3, column 1: not valid YAML"),
+        ("", "p.yaml: the policy is empty"),
+        ("- 1\n", "p.yaml: the policy must be a mapping"),
+    ],
+)
+def test_text_that_is_no_policy_is_told_with_its_file(text: str, message: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        load_policy(text.encode(), environ=None, source="p.yaml")
+
+    assert str(caught.value).startswith(message)
+    assert not caught.value.places[0].message.startswith("p.yaml")  # an editor knows its file
