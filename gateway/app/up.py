@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -219,6 +220,13 @@ async def is_in_force(settings: Settings, store: Store, key: str) -> bool:
     return True
 
 
+def command_here() -> str:
+    """`looprouter`, or its path where a shell does not find it: a checkout's `.venv/bin`."""
+    called = sys.argv[0]
+    name = Path(called).name
+    return called if shutil.which(name) is None and os.access(called, os.X_OK) else "looprouter"
+
+
 def greeting(
     *,
     base_url: str,
@@ -228,15 +236,17 @@ def greeting(
     model: str,
     own: str = "",
     first: IssuedAdmin | None = None,
+    command: str = "looprouter",
 ) -> str:
     """What a newcomer needs: the pages, the key, a line that works. `own`: a model that loads.
 
-    `first`: the admin that this start made; the password is shown this once.
+    `first`: the admin that this start made; the password is shown this once. `command`: how this
+    program is called from here.
     """
     budget = "a new key with a $5 budget" if is_new else "the key of your last run"
     real = "one real model on this machine" if own else "no real model"
     labels = f"  (simulated providers: no real money; {real})" if is_demo else ""
-    login = ""
+    login = f"   (password lost? {command} admins list, {command} admins reset NAME)"
     if first is not None:
         login = f"   (log in as {first.row.name}, password {first.password}; not shown again)"
     loading = f"  own model    {own}: a real one, it joins in a moment\n" if own else ""
@@ -246,7 +256,8 @@ def greeting(
         f"  status page  {base_url}/\n"
         f"  dashboard    {base_url}/admin{login}\n"
         f"  API key      {key}   ({budget})\n"
-        f"  OpenAI base  {base_url}/v1\n{loading}\n"
+        f"  OpenAI base  {base_url}/v1\n{loading}"
+        f"  commands     {command} --help\n\n"
         "Try it:\n\n"
         f"curl -N {base_url}/v1/chat/completions \\\n"
         f"  -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\\n"

@@ -11,7 +11,14 @@ from gateway.app.own_backend import MODEL, PROVIDER, OwnBackend
 from gateway.app.policy_source import PolicySource
 from gateway.app.server import listen
 from gateway.app.serving import LOCAL_HOSTS, serve_gateway
-from gateway.app.up import Choice, SimulatedProviders, first_key, greeting, write_demo_policy
+from gateway.app.up import (
+    Choice,
+    SimulatedProviders,
+    command_here,
+    first_key,
+    greeting,
+    write_demo_policy,
+)
 from gateway.dashboard.accounts import first_admin
 from gateway.pipeline import Gateway
 from gateway.settings import Settings
@@ -65,6 +72,7 @@ class UpRun:
                         model=models[0] if models else "chat",
                         own=MODEL if self._own is not None else "",
                         first=first,
+                        command=command_here(),
                     )
                 )
                 # Not before: on two cores it would keep a newcomer waiting for the page.

@@ -131,6 +131,7 @@ def demo_policy_yaml(
     endpoints = "".join(_endpoint_yaml(each) for each in shown)
     return (
         "# Providers marked simulated: no real model answers, no real money is spent.\n"
+        "# Each start of `looprouter up` writes this file anew; a change to it lasts until then.\n"
         "version: 1\n"
         "providers:\n"
         f"{providers}{more_providers}"

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.app import up_run
 from gateway.app.own_backend import MODEL
-from gateway.app.up import Choice, SimulatedProviders
+from gateway.app.up import Choice, SimulatedProviders, command_here, greeting
 from gateway.settings import Settings
-from gateway.simulator.demo import demo_profiles
+from gateway.simulator.demo import demo_policy_yaml, demo_profiles
 
 
 def test_a_changed_demo_policy_is_not_written_over(
@@ -38,3 +38,28 @@ def test_a_changed_demo_policy_is_not_written_over(
     assert MODEL in joined
     assert path.read_text() == edited
     assert said[-1] == f"{path} was changed, so it is not written anew for {MODEL}"
+
+
+def test_a_later_start_says_how_to_get_a_lost_password_and_where_the_commands_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "bin/looprouter-of-a-checkout"
+    here.parent.mkdir()
+    here.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(here), "up"])
+    outside = command_here()
+    monkeypatch.setenv("PATH", str(here.parent))
+    told = greeting(
+        base_url="http://h", key="lr-k", is_new=False, is_demo=True, model="m", command=outside
+    )
+
+    assert outside == str(here)
+    assert command_here() == "looprouter"
+    assert f"{here} admins reset NAME" in told
+    assert f"commands     {here} --help" in told
+
+
+def test_the_demo_policy_says_that_a_start_writes_it_anew() -> None:
+    text = demo_policy_yaml({profile.name: 1 for profile in demo_profiles()})
+
+    assert "Each start of `looprouter up` writes this file anew" in text
