@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.batch.creating import PlannedLines
+from gateway.batch.creating import WINDOW_S_MAX, PlannedLines
 from gateway.batch.offers import Turnaround, lane_offers
 from gateway.core import Caller, dollars
 from gateway.fleet.fleet import Fleet
@@ -297,6 +297,14 @@ def _wait_until(allocation: Allocation, now: float) -> float | None:
     return allocation.not_before_s if allocation.not_before_s > now + WAITS_S_MIN else None
 
 
+def _window(need_s: float) -> str:
+    """The shortest completion_window that is long enough, as one may write it."""
+    if need_s > WINDOW_S_MAX:
+        return f"in all {need_s / 86_400.0:.1f} days, and 7d is the longest: split the file"
+    unit_s, unit = (60.0, "m") if need_s < 2 * 3600.0 else (3600.0, "h")
+    return f"completion_window {math.ceil(need_s / unit_s)}{unit}"
+
+
 def _refusal(row: BatchRow, placement: Placement, num_crowded: int, now: float) -> str:
     """Why a batch cannot be had as asked, with how much is missing; "" = it can."""
     reasons = []
@@ -308,7 +316,7 @@ def _refusal(row: BatchRow, placement: Placement, num_crowded: int, now: float) 
         reasons.append(
             f"{late.count} lines of {late.model!r} cannot be answered within "
             f"{row.completion_window} at any price: about {late.late_s:.0f} s more are needed "
-            f"(completion_window {math.ceil(need_s / 60.0)}m)"
+            f"({_window(need_s)})"
         )
     for over in placement.over:
         assert row.max_cost_nanos is not None

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,11 @@ _url = click.option(
     help="Of the gateway.",
 )
 _key = click.option(
-    "--key", envvar="LOOPROUTER_API_KEY", required=True, help="An API key of the gateway's."
+    "--key",
+    envvar="LOOPROUTER_API_KEY",
+    show_envvar=True,  # the message of a missing one names the variable, too
+    required=True,
+    help="An API key of the gateway's.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -206,7 +211,7 @@ def _bar_text(made: dict[str, Any] | None) -> str:
     ours = made["looprouter"]
     told = [f"{_progress(made)} lines", f"${ours['cost_usd']} so far"]
     if ours["plan"]:
-        told.append(f"${ours['plan']['cost_usd']} to come")
+        told.append(f"${_about(ours['plan']['cost_usd'])} to come")
         told.append(f"done by {_moment(ours['plan']['finish_at'])}")
     return ", ".join(told)
 
@@ -241,7 +246,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
             (
                 each["lane"],
                 each["lines"],
-                each["cost_usd"],
+                _about(each["cost_usd"]),
                 _moment(each["start_at"]),
                 _moment(each["finish_at"]),
             )
@@ -249,9 +254,11 @@ def _show_plan(plan: dict[str, Any]) -> None:
         ],
         ("LANE", "LINES", "COST $", "FROM", "UNTIL"),
     )
-    told = f"about ${plan['cost_usd']}, done by {_moment(plan['finish_at'])}"
+    told = f"about ${_about(plan['cost_usd'])}, done by {_moment(plan['finish_at'])}"
     if "saving" in plan:
-        told += f"; {plan['saving']:.0%} below list price (${plan['list_price_usd']})"
+        share, price = f"{abs(plan['saving']):.0%}", _about(plan["list_price_usd"])
+        side = "above" if plan["saving"] < 0 else "below"
+        told += f"; {share} {side} list price (${price})" if share != "0%" else "; list price"
     click.echo(told)
 
 
@@ -261,6 +268,16 @@ def _progress(made: dict[str, Any]) -> str:
     return f"{counts['completed'] + counts['failed']} of {counts['total']}{failed}"
 
 
+def _about(usd: str) -> str:
+    """A predicted amount to four digits: more of them would promise what a plan cannot know."""
+    amount = Decimal(usd)
+    if not amount:
+        return "0.00"
+    digits = max(2, 3 - amount.adjusted())
+    return f"{amount.quantize(Decimal(1).scaleb(-digits)):f}"
+
+
 def _moment(unix_s: float) -> str:
+    """This machine's time and its zone: the dashboard and logs tell UTC."""
     local: Callable[[float], datetime.datetime] = datetime.datetime.fromtimestamp
-    return local(unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return local(unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

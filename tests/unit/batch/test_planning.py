@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batch.creating import PlannedLines, put_down
+from gateway.batch.creating import WINDOW_S_MAX, PlannedLines, put_down
 from gateway.batch.offers import (
     FILL_SHARE,
     Turnaround,
@@ -20,12 +20,13 @@ from gateway.batch.offers import (
     marginal_row,
     places_for_batch,
 )
-from gateway.batch.planning import LanePlanner, NativeFacts
+from gateway.batch.planning import LanePlanner, NativeFacts, _window
 from gateway.core import Caller, EndpointLive, MachineLoad, PriceRow
 from gateway.fleet.fleet import Fleet
 from gateway.policy.load import load_policy
 from gateway.policy.placement import LaneOffer
 from gateway.policy.policy import Policy
+from gateway.policy.units import parse_duration
 from gateway.prices.book import PriceBook
 from gateway.prices.rows import BATCH, complete_row
 from gateway.store.audit import AuditEvent
@@ -178,6 +179,21 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_by_how_many_seconds() -
     assert "lines of 'm' cannot be answered within 10m at any price: about" in planned.refusal
     assert "s more are needed (completion_window" in planned.refusal
     assert planned.refusal.startswith("the batch was not made, and nothing was charged: ")
+
+
+@pytest.mark.parametrize(
+    ("need_s", "told"),
+    [
+        (601.0, "completion_window 11m"),
+        (7_201.0, "completion_window 3h"),
+        (577_915.0, "completion_window 161h"),
+        (WINDOW_S_MAX + 86_400.0, "in all 8.0 days, and 7d is the longest: split the file"),
+    ],
+)
+def test_a_window_that_would_do_is_one_that_may_be_asked_for(need_s: float, told: str) -> None:
+    assert _window(need_s) == told
+    if "completion" in told:
+        assert need_s <= parse_duration(told.split()[1]) <= WINDOW_S_MAX
 
 
 async def test_room_that_another_batch_needs_is_not_there_twice(tmp_path: Path) -> None:
