@@ -58,10 +58,12 @@ def report(by: str, since: str | None, tenant: str | None, as_json: bool) -> Non
     if not rows:
         click.echo("Nothing was spent.")
         return
+    names = ("NAME",) if by == "key" else ()
     print_table(
         [
             [
                 row[by],
+                *([row["key_name"] or "–"] if by == "key" else []),
                 row["attempts"],
                 row["input_tokens"],
                 row["cached_read_tokens"],
@@ -71,7 +73,7 @@ def report(by: str, since: str | None, tenant: str | None, as_json: bool) -> Non
             ]
             for row in rows
         ],
-        (by.upper(), "ATTEMPTS", "INPUT", "CACHED", "OUTPUT", "COST $", "BILLED $"),
+        (by.upper(), *names, "ATTEMPTS", "INPUT", "CACHED", "OUTPUT", "COST $", "BILLED $"),
     )
     num_unpriced = sum(int(str(row["unpriced"])) for row in rows)
     if num_unpriced:

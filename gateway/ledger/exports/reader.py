@@ -120,7 +120,10 @@ def find_format(columns: tuple[str, ...], *, where: str) -> Format:
         both = " and of ".join(each.title for each in found)
         raise ExportError(f"{where} has the columns of {both}; reconcile one export at a time")
     if not found:
-        nearest = max(FORMATS, key=lambda each: len(has.intersection(each.required)))
+        # By the share that is there: `model` alone is a third of the plain one, a sixth of another.
+        nearest = max(
+            FORMATS, key=lambda each: len(has.intersection(each.required)) / len(each.required)
+        )
         if has.isdisjoint(nearest.required):
             raise ExportError(f"{where} has the header of no export known; {_expected(FORMATS)}")
         missing = ", ".join(each for each in nearest.required if each not in has)

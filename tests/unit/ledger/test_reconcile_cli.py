@@ -12,6 +12,10 @@ import pytest
 
 from gateway.cli import main
 from gateway.cli.support import open_current_store
+from gateway.core import Caller
+from gateway.keys.service import create_key
+from gateway.keys.tenants import ensure_tenant
+from gateway.keys.wanted import NewKey
 from gateway.settings import Settings
 from tests.support.ledgers import DOLLAR, Bench, TurnedClock, add_budget
 from tests.support.reconciling import DAY_1, num_corrections, plain, settle, usd
@@ -134,3 +138,27 @@ def test_what_cannot_be_read_is_told(
 
     assert found == code
     assert message in error
+
+
+def test_a_report_by_key_has_the_keys_names(run: Run, tmp_path: Path) -> None:
+    async def spend() -> str:
+        settings = Settings.from_environment()
+        async with open_current_store(settings) as store:
+            tenant_id = await ensure_tenant(store, "default", "default", now=1.0)
+            made = await create_key(
+                store, settings.pepper(), tenant_id, NewKey(name="nightly"), now=1.0
+            )
+            caller = Caller(tenant_id=tenant_id, team_id="t", key_id=made.row.id)
+            at = Bench(store, tmp_path, TurnedClock(), [])
+            await settle(at, {"id": "named", "cost": 7, "caller": caller})
+            return made.row.id
+
+    key_id = asyncio.run(spend())
+    code, out, _ = run("report", "--by", "key")
+    rows = [line.split() for line in out.splitlines()]
+
+    assert code == 0
+    assert rows[0][:3] == ["KEY", "NAME", "ATTEMPTS"]
+    assert [key_id, "nightly", "1"] in [row[:3] for row in rows]
+    assert "–" in [row[1] for row in rows]  # of a key that is in no table
+    assert run("report", "--by", "model")[1].split()[:2] == ["MODEL", "ATTEMPTS"]

@@ -149,6 +149,7 @@ def test_a_bucket_that_is_not_told_apart_is_in_its_total() -> None:
         ("", "no header; expected the columns of one of these. OpenAI's usage export"),
         ("colour,size\n1,2\n", "header of no export known; expected the columns"),
         ("day,model\n", "looks like the plain CSV, but has no column cost_usd"),
+        ("dy,model\n", "looks like the plain CSV, but has no column day, cost_usd"),
         ("day,model,cost_usd,ouput_tokens\n", "has a column 'ouput_tokens', which the plain CSV"),
         ("day,model,cost_usd,day\n", "line 1: the column 'day' stands twice"),
         (
