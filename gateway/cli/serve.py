@@ -15,6 +15,7 @@ from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.app.up import Choice
+    from gateway.store.engine import Store
 
 DEFAULT_PORT = 8000
 
@@ -65,16 +66,32 @@ def serve(policy: str, port: int, host: str, shadow_policy: Path | None) -> None
             source = await open_policy(settings, store, policy)
             for warning in source.current.warnings:
                 click.echo(f"policy: {warning}", err=True)
+            missing = await _missing(store)
             sock, bound = listen(host, port)
             await serve_gateway(
-                settings, store, source, sock, on_ready=lambda _: _say_serving(host, bound)
+                settings, store, source, sock, on_ready=lambda _: _say_serving(host, bound, missing)
             )
 
     run_in_uvloop(main())
 
 
-def _say_serving(host: str, port: int) -> None:
+async def _missing(store: Store) -> tuple[str, ...]:
+    """What a first start lacks, and the commands that make it; a later one has keys."""
+    from gateway.store.tenancy import has_keys
+
+    async with store.read() as connection:
+        if await has_keys(connection):
+            return ()
+    return (
+        "there is no API key yet: looprouter keys create --name NAME",
+        "for the dashboard at /admin: looprouter admins create NAME --role owner",
+    )
+
+
+def _say_serving(host: str, port: int, missing: tuple[str, ...]) -> None:
     shown = f"[{host}]" if ":" in host else host
+    for each in missing:
+        click.echo(each, err=True)
     click.echo(f"LoopRouter serves on http://{shown}:{port}", err=True)
 
 

@@ -141,6 +141,11 @@ async def list_keys(
     return [_key_row(row) for row in (await connection.execute(query)).mappings()]
 
 
+async def has_keys(connection: AsyncConnection) -> bool:
+    """Whether any tenant has a key, revoked ones too."""
+    return (await connection.execute(sa.select(keys.c.id).limit(1))).first() is not None
+
+
 async def update_key(
     connection: AsyncConnection, tenant_id: str, key_id: str, **values: Any
 ) -> bool:
