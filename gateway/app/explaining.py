@@ -34,7 +34,8 @@ async def explain_request(
     """What `decide` would do. Raises ApiError as the gateway would, PolicyError for the file."""
     policy = load_policy(read_policy_file(policy_path), environ=None, source=str(policy_path))
     if surface not in {each.value for each in Surface}:
-        raise InvalidRequest(f"{surface!r} is no surface; use chat, messages, responses, …")
+        known = ", ".join(each.value for each in Surface)
+        raise InvalidRequest(f"{surface!r} is no surface; use one of {known}")
     try:
         parsed = parse_request(Surface(surface), body)
     except (WireFormatError, FieldError) as error:

@@ -43,7 +43,7 @@ class Simulated:
     comparison: Comparison | None
     num_read: int
     num_without_snapshot: int  # its beliefs are kept for a week
-    num_not_sent: int  # only explained, never sent
+    num_not_sent: int  # refused for a budget or a limit, or only explained
     is_cut: bool  # there are older rows than `limit`
     keyless: tuple[str, ...]  # endpoints of the new policy without a key here, so never chosen
 

@@ -201,6 +201,9 @@ def _print_left_out(found: Simulated) -> None:
             "(kept for 7 days)"
         )
     if found.num_not_sent:
-        click.echo(f"note: left out {found.num_not_sent} that were never sent (explained only)")
+        click.echo(
+            f"note: left out {found.num_not_sent} that were never sent: refused for a budget or a "
+            "limit, or only explained"
+        )
     if found.is_cut:
         click.echo(f"note: only the newest {found.num_read} were read; --limit reads more")

@@ -114,3 +114,12 @@ def test_budgets_are_listed_to_the_last_cent(run) -> None:  # type: ignore[no-un
     run("keys", "create", "--budget-usd", "1234567.891")
 
     assert "$1234567.891/total" in run("keys", "list")[1]
+
+
+def test_a_surface_that_is_none_is_told_with_all_that_are(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, said = run("policy", "explain", "good.yaml", "request.json", "--surface", "chatt")
+
+    assert code == 1
+    for surface in ("chat", "completions", "responses", "embeddings", "messages", "count_tokens"):
+        assert surface in said
+    assert "…" not in said
