@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, event, make_url, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.errors import SetupError
@@ -98,12 +98,18 @@ async def open_store(url: str, *, home: Path | None = None) -> Store:
             await connection.execute(text("SELECT 1"))
     except Exception as e:
         await engine.dispose()
-        where = parsed.render_as_string(hide_password=True)
-        raise SetupError(
-            f"cannot open the database {where}: {type(e).__name__}: {e}; start it, or mend "
-            "LOOPROUTER_DATABASE_URL"
-        ) from e
+        raise cannot_open(parsed, e) from e
     return Store(engine, parsed)
+
+
+def cannot_open(url: URL, error: Exception) -> SetupError:
+    """In one line: SQLAlchemy's own errors add the statement and a link."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    where = url.render_as_string(hide_password=True)
+    return SetupError(
+        f"cannot open the database {where}: {type(cause).__name__}: {cause}; start it, or mend "
+        "LOOPROUTER_DATABASE_URL"
+    )
 
 
 def sqlite_path(url: str, *, home: Path | None = None) -> Path | None:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from gateway.errors import SetupError
-from gateway.store.engine import BEGIN_OPTION, make_engine, parse_url
+from gateway.store.engine import BEGIN_OPTION, cannot_open, make_engine, parse_url
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -110,9 +110,8 @@ async def _is_at(url: str, home: Path | None, revision: str) -> bool:
 async def _with_connection(url: str, home: Path | None, run: Callable[[Connection], T]) -> T:
     from alembic.util import CommandError
 
-    engine = make_engine(
-        parse_url(url, home=home), pool_size=1, statement_timeout_s=STATEMENT_TIMEOUT_S
-    )
+    parsed = parse_url(url, home=home)
+    engine = make_engine(parsed, pool_size=1, statement_timeout_s=STATEMENT_TIMEOUT_S)
     is_sqlite = engine.dialect.name == "sqlite"
     try:
         async with engine.connect() as connection:
@@ -131,6 +130,8 @@ async def _with_connection(url: str, home: Path | None, run: Callable[[Connectio
             return result
     except CommandError as e:
         raise SetupError(f"migration failed: {e}") from e
+    except OSError as e:  # asyncpg's own, where nobody answers or the name is unknown
+        raise cannot_open(parsed, e) from e
     except DBAPIError as e:
         raise SetupError(
             f"migration failed, nothing was changed: {e.orig}; mend the cause and run: "

@@ -123,3 +123,19 @@ def test_a_surface_that_is_none_is_told_with_all_that_are(run) -> None:  # type:
     for surface in ("chat", "completions", "responses", "embeddings", "messages", "count_tokens"):
         assert surface in said
     assert "…" not in said
+
+
+@pytest.mark.parametrize(
+    "command", ["keys list", "serve --policy good.yaml --port 0", "db upgrade"]
+)
+def test_a_database_that_does_not_answer_is_told_in_one_line(
+    run, monkeypatch: pytest.MonkeyPatch, command: str  # type: ignore[no-untyped-def]
+) -> None:
+    monkeypatch.setenv("LOOPROUTER_DATABASE_URL", "postgresql://u:secret@127.0.0.1:1/x")
+    code, _, said = run(*command.split())
+
+    assert code == 3
+    assert said.count("\n") == 1
+    assert said.startswith("looprouter: cannot open the database postgresql+asyncpg://u:***@")
+    assert "ConnectionRefusedError" in said
+    assert "LOOPROUTER_DATABASE_URL" in said
