@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.core import dollars
 from gateway.dashboard import accounts
 from gateway.dashboard.accounts import IssuedAdmin
+from gateway.dashboard.forms import moment
 from gateway.dashboard.page import AnyRequest, Desk, actor_of, session_of
 from gateway.dashboard.security import visit_of
 from gateway.dashboard.sessions import ABSOLUTE_S, IDLE_S
@@ -19,6 +21,7 @@ from gateway.store.audit import WHOLE_GATEWAY, AuditEvent, append_events, list_a
 from gateway.store.retention import Kept, choose_days, chosen_days, kept_of
 
 EVENTS_A_PAGE = 50
+INSTANT_S_MAX = 253_402_300_800  # the year 10000: a number beyond it is shown as it is
 _UNSAID: tuple[Any, ...] = (None, "", False, [])
 
 
@@ -207,7 +210,11 @@ async def change_retention(request: AnyRequest, desk: Desk, wanted: RetentionWan
 
 
 def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
-    """An event's detail as rows (what, before, after) for a table; before is None where unsaid."""
+    """
+    An event's detail as rows (what, before, after) for a table; before is None where unsaid.
+
+    What stayed as it was is left out. Money and instants read as people write them.
+    """
     detail = dict(event.detail)
     before, after = detail.pop("before", None), detail.pop("after", None)
     rows = [(name, None, value) for name, value in detail.items()]
@@ -215,8 +222,30 @@ def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
         was = before if isinstance(before, dict) else {}
         # Of something new only what was asked for: the rest is as it is without a word.
         said = {name: value for name, value in after.items() if was or value not in _UNSAID}
-        rows += [(name, was.get(name), value) for name, value in said.items()]
-    return rows
+        rows += [
+            (name, was.get(name), value)
+            for name, value in said.items()
+            if name not in was or was[name] != value
+        ]
+    return [_told(*row) for row in rows]
+
+
+def _told(name: str, before: Any, after: Any) -> tuple[str, Any, Any]:
+    return name.removesuffix("_nanos"), _value_told(name, before), _value_told(name, after)
+
+
+def _value_told(name: str, value: Any) -> Any:
+    """A number of the log in its unit, by the field that it stands in."""
+    if isinstance(value, list):
+        return [_value_told(name, each) for each in value]
+    if isinstance(value, dict):
+        return {each.removesuffix("_nanos"): _value_told(each, value[each]) for each in value}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if name.endswith("_nanos"):
+        return f"${dollars(int(value))}"
+    is_instant = name.endswith("_at") and 0 <= value < INSTANT_S_MAX
+    return f"{moment(value)} UTC" if is_instant else value
 
 
 def _issued(issued: IssuedAdmin) -> AdminIssued:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.dashboard.accounts import create_admin, first_admin
+from gateway.dashboard.settings_data import detail_shown
 from gateway.errors import InvalidRequest
 from gateway.keys.service import create_team
 from gateway.store.audit import AuditEvent, append_events
@@ -184,3 +185,24 @@ async def test_the_first_admin_is_made_once(tmp_path: Path) -> None:
     assert len(first.password) == 20
     assert first.password not in repr(first)
     assert second is None
+
+
+def test_a_change_is_told_in_the_units_that_people_read() -> None:
+    def told(**detail: object) -> list[tuple[str, object, object]]:
+        event = AuditEvent(tenant_id="", at=0.0, actor="a", action="b", subject="c", detail=detail)
+        return detail_shown(event)
+
+    changed = told(
+        before={"role": "viewer", "limit_nanos": 1_500_000_000, "expires_at": None},
+        after={"role": "viewer", "limit_nanos": 100, "expires_at": 1_796_059_534.2},
+    )
+    made = told(after={"budgets": [{"limit_nanos": 5_000_000_000, "period": "month"}], "name": ""})
+
+    assert changed == [
+        ("limit", "$1.50", "$0.0000001"),
+        ("expires_at", None, "2026-11-30 17:25 UTC"),
+    ]
+    assert made == [("budgets", None, [{"limit": "$5.00", "period": "month"}])]
+    assert told(overlap_s=0.0, revoked_at=1e300, is_new=True) == [
+        ("overlap_s", None, 0.0), ("revoked_at", None, 1e300), ("is_new", None, True),
+    ]  # fmt: skip
