@@ -129,7 +129,9 @@ def test_a_surface_that_is_none_is_told_with_all_that_are(run) -> None:  # type:
     "command", ["keys list", "serve --policy good.yaml --port 0", "db upgrade"]
 )
 def test_a_database_that_does_not_answer_is_told_in_one_line(
-    run, monkeypatch: pytest.MonkeyPatch, command: str  # type: ignore[no-untyped-def]
+    run,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,  # type: ignore[no-untyped-def]
 ) -> None:
     monkeypatch.setenv("LOOPROUTER_DATABASE_URL", "postgresql://u:secret@127.0.0.1:1/x")
     code, _, said = run(*command.split())
