@@ -16,6 +16,7 @@ OVERLAP_S_MAX = 86_400.0
 NAME_CHARS_MAX = 100
 MODELS_MAX = 256
 LIMIT_MAX = 10**12
+EXPIRES_BEFORE_S = 253_402_300_800  # the year 10000: no later instant can be written as a date
 BUDGET_NANOS_MAX = 10**9 * NANOS_PER_DOLLAR
 
 
@@ -77,6 +78,11 @@ def check_key(wanted: NewKey, now: float) -> None:
     expires_at = wanted.expires_at
     if expires_at is not None and not (math.isfinite(expires_at) and expires_at > now):
         raise InvalidRequest("the expiry lies in the past", param="expires_at")
+    if expires_at is not None and expires_at >= EXPIRES_BEFORE_S:
+        raise InvalidRequest(
+            "the expiry lies beyond the year 9999; leave it out for a key that stays",
+            param="expires_at",
+        )
     periods = [budget.period for budget in wanted.budgets]
     if len(set(periods)) != len(periods):
         raise InvalidRequest("a key has one budget a period", param="budgets")

@@ -63,12 +63,22 @@ async def test_what_a_form_gets_wrong_is_said_and_kept(tmp_path: Path) -> None:
         wrong = await browser.post("/admin/keys", {"name": "kept", "requests_per_minute": "many"})
         day = await browser.post("/admin/keys", {"name": "kept", "expires": "tomorrow"})
         money = await browser.post("/admin/keys", {"name": "kept", "limit_usd": "-1"})
+        far = await browser.post("/admin/keys", {"name": "kept", "expires": "9999-12-31"})
+        beyond = await browser.send(
+            "POST", "/admin/api/keys", {"name": "kept", "expires_at": 1e300}
+        )
         keys = (await browser.send("GET", "/admin/api/keys")).json()["keys"]
 
-    for answer, said in ((wrong, "whole number"), (day, "no day"), (money, "amount of dollars")):
+    for answer, said in (
+        (wrong, "whole number"),
+        (day, "no day"),
+        (money, "amount of dollars"),
+        (far, "beyond the year 9999"),
+    ):
         assert answer.status_code == 400
         assert said in answer.text
         assert 'value="kept"' in answer.text
+    assert (beyond.status_code, "beyond the year 9999" in beyond.text) == (400, True)
     assert [key["name"] for key in keys] == ["test"]
 
 
