@@ -21,6 +21,7 @@ class DraftWhy(StrEnum):
     NOTHING_FOUND = "nothing_found"  # the method had none
     UNWANTED = "unwanted"  # no request of the step wants any
     ENDING = "ending"  # every answer has its last token due
+    RETURNING = "returning"  # the batch lane is back from a step it skipped
     NO_ROOM = "no_room"  # no free cache blocks for them
     FAILED = "failed"  # the method raised; the log has its error
 
@@ -36,10 +37,18 @@ class DraftTally:
         self._num_drafts_max = num_drafts_max
 
     def note(
-        self, step: Step, num_drafts: int, *, limit: int, is_wanted: bool, has_failed: bool
+        self,
+        step: Step,
+        num_drafts: int,
+        *,
+        limit: int,
+        is_wanted: bool,
+        is_returning: bool = False,
+        has_failed: bool,
     ) -> None:
         """A step with a decode group. `num_drafts`: a sequence, as verified; `limit`: the most that
-        one of its requests allows now; `is_wanted`: one of them allows any at another time."""
+        one of its requests allows now; `is_wanted`: one of them allows any at another time;
+        `is_returning`: one of them has nothing to be proposed from, since it skipped a step."""
         if not step.decodes or not self._num_drafts_max:
             return
         self.num_drafts = num_drafts
@@ -47,6 +56,8 @@ class DraftTally:
             self.why = DraftWhy.FULL
         elif has_failed:
             self.why = DraftWhy.FAILED
+        elif limit == 0 and is_returning:
+            self.why = DraftWhy.RETURNING
         elif limit == 0:
             self.why = DraftWhy.ENDING if is_wanted else DraftWhy.UNWANTED
         elif step.num_drafts == 0:

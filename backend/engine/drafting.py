@@ -2,8 +2,9 @@
 
 A method that taps the target's layers is shown every row that the target has computed, so that its
 own cache has no holes: the rows of the decode group in one call, each piece of a prompt in a call
-of its own ("draft prefill"), one step after the target computed them. Other methods are asked once,
-for all decoding sequences together.
+of its own ("draft prefill"), one step after the target computed them. Who skips a step is shown its
+rows in it all the same, since the next ones take their place, and has no drafts in the step after.
+Other methods are asked once, for all decoding sequences together.
 """
 
 from __future__ import annotations
@@ -43,6 +44,22 @@ class _Layout:
     query_len: int
     pieces: list[_Piece]
 
+    @property
+    def ended(self) -> list[_Piece]:
+        """Prompts' last pieces, behind which a token was drawn."""
+        return [each for each in self.pieces if each.next_token < 0]
+
+
+_DRAFTING, _SKIPPING = (
+    "drafting",
+    "skipping",
+)  # groups of sequences that one call of the method is for
+
+
+def _names(group: str) -> tuple[str, str]:
+    """Of the host's arrays: its slots, and its rows of the step before."""
+    return f"{group}_slots", f"{group}_rows"
+
 
 class Drafting:
     """Shapes: S sequences, N drafts, H hidden."""
@@ -70,13 +87,16 @@ class Drafting:
         self._proposer = proposer
         self._state = state
         self._temperatures = temperatures
-        per_decode = ("slots", "limits", "feature_rows", "draft_rows")
+        groups = [name for group in (_DRAFTING, _SKIPPING) for name in _names(group)]
+        per_decode = ("limits", "draft_rows", *groups)
         sizes = dict.fromkeys(per_decode, sequences_max)
         per_piece = ("piece_slots", "piece_sizes", "piece_next", "piece_lengths")
         sizes |= dict.fromkeys(per_piece, PIECES_MAX * prefills_max)
         self._host = HostBuffer(sizes, device)
         self._before = _Layout({}, 0, 1, [])
         self._going_on: list[EngineSequence] = []
+        self._skipping: list[EngineSequence] = []  # whose rows of the step before are to be shown
+        self.is_returning = False  # somebody who decodes skipped the step before
         self._is_whole = True  # whether `_going_on` are all that decode, in their order
         self._limits: list[int] = []  # drafts that may count, of all that decode
         self._num_steps = 0
@@ -116,22 +136,21 @@ class Drafting:
             return
         before, write = self._before, self._host.write
         self._num_steps += 1
-        self._limits = [self._limit(each) for each in step.decodes]
-        self._going_on = [each for each in step.decodes if self.wants_drafts(each)]
         if self.features:
-            self._going_on = [each for each in self._going_on if each.slot in before.row_of]
-            write(
-                "feature_rows",
-                [before.row_of[each.slot] for each in self._going_on],
-                batch.num_sequences,
-            )
-            pieces = before.pieces
-            write("piece_slots", [each.chunk.sequence.slot for each in pieces])
-            write("piece_sizes", [each.chunk.num_tokens for each in pieces])
-            write("piece_next", [each.next_token for each in pieces])
-            write("piece_lengths", [each.chunk.end + 1 for each in pieces])
-        write("slots", [each.slot for each in self._going_on], batch.num_sequences)
+            self._write_pieces(before.pieces)
+        self._skipping = self._shown_before(step.skipping)
+        self._write_group(_SKIPPING, self._skipping, before.num_sequences)
+        self._going_on = self._shown_before(step.decodes)
+        self._write_group(_DRAFTING, self._going_on, batch.num_sequences)
         self._is_whole = len(self._going_on) == len(step.decodes)
+        has_drafts = {each.slot for each in self._going_on}
+        has_drafts.update(each.chunk.sequence.slot for each in before.ended)
+        limits = [self._limit(each) for each in step.decodes]
+        self._limits = [
+            limit if each.slot in has_drafts else 0
+            for each, limit in zip(step.decodes, limits, strict=True)
+        ]
+        self.is_returning = self._limits != limits
         write("limits", self._limits, batch.num_sequences)
         write("draft_rows", self._draft_rows(step, batch), batch.num_sequences)
         self._host.upload()
@@ -144,9 +163,13 @@ class Drafting:
         num_drafts = min(batch.num_drafts, self.limit_now)
         if not self.is_active or not (self.features or num_drafts):
             return None
+        if self._skipping:
+            given = self._group_input(_SKIPPING, self._skipping, self._before.num_sequences, 0)
+            self._proposer.propose(given)
         made: list[Proposal | None] = []
         if self._going_on:
-            made.append(self._proposer.propose(self._group_input(batch, num_drafts)))
+            given = self._group_input(_DRAFTING, self._going_on, batch.num_sequences, num_drafts)
+            made.append(self._proposer.propose(given))
         for index, piece in enumerate(self._before.pieces):
             proposal = self._proposer.propose(self._piece_input(index, piece, num_drafts))
             if piece.next_token < 0:
@@ -185,21 +208,43 @@ class Drafting:
         """
         group_rows = batch.num_sequences if self._going_on else 0
         row_of = {each.slot: row for row, each in enumerate(self._going_on)}
-        ended = [each for each in self._before.pieces if each.next_token < 0]
-        for number, piece in enumerate(ended):
+        for number, piece in enumerate(self._before.ended):
             row_of[piece.chunk.sequence.slot] = group_rows + number
         return [row_of.get(each.slot, 0) for each in step.decodes]
 
-    def _group_input(self, batch: Batch, num_drafts: int) -> ProposeInput:
-        slots = self._host.take("slots", batch.num_sequences)
+    def _shown_before(self, sequences: Sequence[EngineSequence]) -> list[EngineSequence]:
+        """Those that want drafts and, where the method looks at features, left some."""
+        wanting = [each for each in sequences if self.wants_drafts(each)]
+        if not self.features:
+            return wanting
+        return [each for each in wanting if each.slot in self._before.row_of]
+
+    def _write_group(self, group: str, sequences: Sequence[EngineSequence], num_rows: int) -> None:
+        """`num_rows`: as many as the group has with its padding."""
+        slots, rows = _names(group)
+        self._host.write(slots, [each.slot for each in sequences], num_rows)
+        if self.features:
+            found = [self._before.row_of[each.slot] for each in sequences]
+            self._host.write(rows, found, num_rows)
+
+    def _write_pieces(self, pieces: Sequence[_Piece]) -> None:
+        write = self._host.write
+        write("piece_slots", [each.chunk.sequence.slot for each in pieces])
+        write("piece_sizes", [each.chunk.num_tokens for each in pieces])
+        write("piece_next", [each.next_token for each in pieces])
+        write("piece_lengths", [each.chunk.end + 1 for each in pieces])
+
+    def _group_input(
+        self, group: str, sequences: Sequence[EngineSequence], num_rows: int, num_drafts: int
+    ) -> ProposeInput:
+        slots, rows = (self._host.take(name, num_rows) for name in _names(group))
         features = {}
         if self.features:
             before = self._before
-            rows = self._host.take("feature_rows", batch.num_sequences)
             shape = (before.num_sequences, before.query_len, -1)
-            num_rows = before.num_sequences * before.query_len
+            num_before = before.num_sequences * before.query_len
             features = {
-                tap: buffer[:num_rows].view(shape).index_select(0, rows)
+                tap: buffer[:num_before].view(shape).index_select(0, rows)
                 for tap, buffer in self.features.items()
             }
         return ProposeInput(
@@ -209,11 +254,11 @@ class Drafting:
             features=features,
             num_fresh=self._state.num_fresh.index_select(0, slots),
             num_drafts=num_drafts,
-            histories=[each.token_ids for each in self._going_on],
-            tenants=[each.request.tenant for each in self._going_on],
-            slot_ids=[each.slot for each in self._going_on],
-            temperatures=self._temperatures_of(self._going_on, slots),
-            limits=[min(num_drafts, self._limit(each)) for each in self._going_on],
+            histories=[each.token_ids for each in sequences],
+            tenants=[each.request.tenant for each in sequences],
+            slot_ids=[each.slot for each in sequences],
+            temperatures=self._temperatures_of(sequences, slots),
+            limits=[min(num_drafts, self._limit(each)) for each in sequences],
             step=self._num_steps,
         )
 

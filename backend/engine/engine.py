@@ -87,7 +87,6 @@ class Engine:
             self._blocks,
             self.context_len_max,
             self._runner.release,
-            may_skip=not self._runner.drafting.features,
         )
         self._costs = StepCosts(clock)
         self._rounds = RoundMeter(self._runner.drafting.method)
@@ -268,6 +267,7 @@ class Engine:
             num_drafts,
             limit=drafting.limit_now,
             is_wanted=bool(steps),
+            is_returning=drafting.is_returning,
             has_failed=self._has_draft_failed,
         )
         if not step.chunks:

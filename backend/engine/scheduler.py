@@ -42,9 +42,12 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """Rows: `decodes` (each 1 + num_drafts), then `chunks`. `failed` names those without room."""
+    """Rows: `decodes` (each 1 + num_drafts), then `chunks`. `skipping` decode, but not in this one;
+    `failed` names those without room.
+    """
 
     decodes: list[Sequence] = field(default_factory=list)
+    skipping: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     num_drafts: int = 0
     admitted: list[Sequence] = field(default_factory=list)
@@ -68,6 +71,7 @@ class Step:
     def drop(self, sequence: Sequence) -> None:
         """Leaves a sequence out that failed or was preempted after it was scheduled."""
         self.decodes = [each for each in self.decodes if each is not sequence]
+        self.skipping = [each for each in self.skipping if each is not sequence]
         self.chunks = [each for each in self.chunks if each.sequence is not sequence]
         self.admitted = [each for each in self.admitted if each is not sequence]
 
@@ -82,12 +86,8 @@ class Scheduler:
         blocks: BlockManager,
         context_len_max: int,
         on_release: Callable[[int], None] = lambda slot: None,
-        *,
-        may_skip: bool = True,
     ) -> None:
-        """`on_release` hears of every slot that is given back, before it is used again. `may_skip`:
-        a decoding sequence may be left out of a step. A draft head would miss what it computes.
-        """
+        """`on_release` hears of every slot that is given back, before it is used again."""
         self.waiting = WaitingQueue(config.batch_age_s)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -96,7 +96,6 @@ class Scheduler:
         self._blocks = blocks
         self._context_len_max = context_len_max
         self._on_release = on_release
-        self._may_skip = may_skip
         self._free_slots = list(range(config.sequences_max, 0, -1))  # slot 0 pads
 
     def schedule(self, now_s: float, num_drafts: int) -> Step:
@@ -189,11 +188,13 @@ class Scheduler:
         Those who have been here for `batch_age_s` go on all the same, so nobody starves.
         """
         prompts = (each.sequence.request.priority for each in step.chunks)
-        if self._may_skip and any(each is Priority.INTERACTIVE for each in prompts):
-            age_s = self._config.batch_age_s
-            step.decodes = [
-                each for each in step.decodes if each.urgency(now_s, age_s) is Priority.INTERACTIVE
-            ]
+        if not any(each is Priority.INTERACTIVE for each in prompts):
+            return
+        age_s = self._config.batch_age_s
+        decodes, step.decodes = step.decodes, []
+        for each in decodes:
+            is_line = each.urgency(now_s, age_s) is Priority.BATCH
+            (step.skipping if is_line else step.decodes).append(each)
 
     def _add_chunks(self, step: Step, sequence: Sequence, rows_left: int) -> None:
         if step.num_prompts == self._config.prefills_max:

@@ -49,7 +49,6 @@ class Forked:
 class SchedulerWorld:
     num_blocks: int = 24
     config: EngineConfig = field(default_factory=small_config)
-    may_skip: bool = True
 
     def __post_init__(self) -> None:
         self.now_s = 0.0
@@ -64,7 +63,6 @@ class SchedulerWorld:
             self.blocks,
             CONTEXT_LEN,
             self.released_slots.append,
-            may_skip=self.may_skip,
         )
         self.content: dict[tuple[int, int], object] = {}
         self.sequences: list[Sequence] = []
@@ -182,9 +180,7 @@ class SchedulerWorld:
         assert num_rows <= self.config.rows_max
         assert step.num_prompts <= self.config.prefills_max
         decoding = [each for each in self.scheduler.running if each.status is Status.DECODE]
-        if self.may_skip and any(
-            chunk.sequence.request.priority is Priority.INTERACTIVE for chunk in step.chunks
-        ):
+        if any(chunk.sequence.request.priority is Priority.INTERACTIVE for chunk in step.chunks):
             age_s = self.config.batch_age_s
             decoding = [
                 each for each in decoding

@@ -14,8 +14,8 @@ from tests.support.scheduler_world import BLOCK_SIZE, SchedulerWorld, small_conf
 LENS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 
-def world(num_blocks: int = 60, *, may_skip: bool = True, **changes: object) -> SchedulerWorld:
-    return SchedulerWorld(num_blocks, small_config(**changes), may_skip)
+def world(num_blocks: int = 60, **changes: object) -> SchedulerWorld:
+    return SchedulerWorld(num_blocks, small_config(**changes))
 
 
 def numbers(sequences: list[Sequence]) -> list[str]:
@@ -140,6 +140,7 @@ def test_the_batch_lane_skips_the_step_of_a_prompt_that_somebody_waits_for() -> 
     busy.check()
     assert [chunk.sequence.token_ids[0] for chunk in step.chunks] == [7]
     assert numbers(step.decodes) == [answer.request_id]
+    assert numbers(step.skipping) == [line.request_id]
     assert line.request_id in numbers(busy.step([1]).decodes)
 
     # One that has been here for long skips nothing more.
@@ -148,17 +149,6 @@ def test_the_batch_lane_skips_the_step_of_a_prompt_that_somebody_waits_for() -> 
     assert {line.request_id, answer.request_id} <= set(numbers(busy.step([1]).decodes))
     busy.drain(100)
     assert (line.num_generated, answer.num_generated) == (12, 12)
-
-
-def test_where_a_draft_head_must_see_every_step_nobody_skips_one() -> None:
-    busy = world(batch_age_s=20.0, may_skip=False)
-    line = busy.submit([5] * 4, max_tokens=12, priority=Priority.BATCH)
-    while line.status is not Status.DECODE:
-        busy.step([1])
-    busy.submit([7] * 4)
-    step = busy.step([1])
-    assert step.chunks
-    assert numbers(step.decodes) == [line.request_id]
 
 
 @pytest.mark.parametrize(

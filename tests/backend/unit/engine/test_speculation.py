@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from backend.engine.interface import FinishReason, SpeculationWish
+from backend.engine.interface import FinishReason, Priority, SpeculationWish
 from backend.models.interface import FeatureTap
 from backend.speculate.protocol import Proposal, ProposeInput
 from tests.support.drafting_world import GuessingProposer, TappedProposer, knowing
@@ -218,6 +218,52 @@ def test_features_of_every_committed_row_reach_the_method_once(
         world.step()
     world.run()
 
+    check_shown(tiny, proposer, written)
+    check_written(world, written)
+
+
+def test_who_skips_a_step_is_shown_its_rows_once(tiny: Tiny, make_world: MakeWorld) -> None:
+    """Lines of the batch lane skip the steps of prompts that somebody waits for."""
+    asked = [random_prompt(random.Random(seed), 4 + 5 * seed) for seed in range(6)]
+    written = texts(tiny, asked, 24)
+    proposer = TappedProposer(knowing(written, hit_rate=0.7), taps=TAPS)
+    world = drafting(make_world, proposer)
+    for prompt in asked[:3]:
+        world.add(prompt, max_tokens=24, priority=Priority.BATCH)
+    for prompt in asked[3:]:
+        world.step()
+        world.step()
+        world.add(prompt, max_tokens=24)
+    world.run()
+    check_shown(tiny, proposer, written)
+    check_written(world, written)
+
+
+def test_who_comes_back_from_a_skipped_step_has_no_drafts_in_one(
+    tiny: Tiny, make_world: MakeWorld
+) -> None:
+    line, answer = prompts(2)
+    written = texts(tiny, [line], 24)
+    proposer = TappedProposer(knowing(written), taps=TAPS)
+    world = drafting(make_world, proposer)
+    name = world.add(line, max_tokens=24, priority=Priority.BATCH)
+    world.step()
+    world.step()
+    world.add(answer, max_tokens=1)
+    world.run()
+
+    check_written(world, [written[0], texts(tiny, [answer], 1)[0]])
+    assert [len(event.token_ids) for event in world.answers[name].events[:4]] == [1, 4, 1, 4]
+    assert world.engine.load().speculation.num_steps_by_why["returning"] == 1
+
+
+def check_written(world: EngineWorld, written: list[list[int]]) -> None:
+    for text, answer in zip(written, world.answers.values(), strict=True):
+        assert [*answer.prompt, *answer.token_ids] == text
+
+
+def check_shown(tiny: Tiny, proposer: TappedProposer, written: list[list[int]]) -> None:
+    """Every row that the target computed, in order, as transformers computes it."""
     for text in written:
         fed = [each.fed for each in proposer.shown if list(each.fed) == text[: len(each.fed)]]
         # What the last round committed is shown to nobody: the sequence has ended.
@@ -232,10 +278,6 @@ def test_features_of_every_committed_row_reach_the_method_once(
                     mine, theirs = each.features[tap], expected[tap][len(each.fed) - 1]
                     # States grow from layer to layer; relative to the largest of a row.
                     assert float((mine - theirs).abs().max() / theirs.abs().max()) < TOLERANCE
-    assert all(
-        [*answer.prompt, *answer.token_ids] == text
-        for text, answer in zip(written, world.answers.values(), strict=True)
-    )
 
 
 def test_drafts_from_a_prompt_s_features_join_the_group(tiny: Tiny, make_world: MakeWorld) -> None:

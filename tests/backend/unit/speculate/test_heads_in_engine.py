@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.config import Quantization
-from backend.engine.interface import SpeculationWish
+from backend.engine.interface import Priority, SpeculationWish
 from backend.models.interface import CausalModel
 from backend.models.loading import load_model
 from backend.speculate.protocol import Proposal, ProposeInput
@@ -189,6 +189,33 @@ def test_drafts_in_the_engine_are_those_of_the_formulas(
     assert all(len(each) <= 1 + proposer.num_drafts_max for each in proposer.missing.values())
     assert max(len(drafts) for _, _, drafts in proposer.drafted) == proposer.num_drafts_max
     proposer.check(states, saved, reference_of(target, saved, RULES[method]), every=23)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_skips_steps_has_the_same_drafts_afterwards(
+    target: Tiny, states: States, tmp_path: Path, prompts: list[list[int]], method: str
+) -> None:
+    """Lines of the batch lane make room for prompts; the head's cache gets no hole from it."""
+    saved = save(tmp_path, method)
+    proposer = Recording(proposer_of(target, saved))
+    world = world_of(target.model, proposer)
+    for prompt in prompts[:3]:
+        world.add(prompt, max_tokens=40, logit_bias=BIAS, priority=Priority.BATCH)
+    for prompt, num_tokens in zip(prompts[3:6], (1, 20, 20), strict=True):
+        for _ in range(4):
+            world.step()
+        world.add(prompt, max_tokens=num_tokens, logit_bias=BIAS)
+    world.run()
+
+    expected = world_of(target.model, None)
+    for prompt, num_tokens in zip(prompts[:6], (40, 40, 40, 1, 20, 20), strict=True):
+        expected.add(prompt, max_tokens=num_tokens, logit_bias=BIAS)
+    expected.run()
+    told = [answer.token_ids for answer in world.answers.values()]
+    assert told == [answer.token_ids for answer in expected.answers.values()]
+    assert world.engine.load().speculation.num_steps_by_why["returning"] > 0
+    assert not any(proposer.missing.values())
+    proposer.check(states, saved, reference_of(target, saved, RULES[method]), every=5)
 
 
 @pytest.mark.parametrize("method", METHODS)
