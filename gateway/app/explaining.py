@@ -21,7 +21,7 @@ from gateway.policy.facts import describe
 from gateway.policy.load import Policy, load_policy
 from gateway.prices.book import PriceBook
 from gateway.settings import Settings
-from gateway.store.engine import open_store
+from gateway.store.engine import open_store, sqlite_path
 from gateway.store.state import load_endpoint_state
 from gateway.wire.pieces import Surface
 from gateway.wire.rawjson import WireFormatError
@@ -55,7 +55,10 @@ async def explain_request(
 
 
 async def believed_fleet(settings: Settings, policy: Policy) -> Fleet:
-    """A fleet with the beliefs kept in the database, or with the prior where there is none."""
+    """A fleet with the beliefs kept in the database, or with the prior where there are none.
+
+    A PostgreSQL that does not answer is a SetupError: beliefs that are there would be passed over.
+    """
     book = PriceBook(unpriced_cap_picos=policy.unpriced_cap_picos)
     fleet = Fleet(
         policy.endpoints.values(),
@@ -67,7 +70,9 @@ async def believed_fleet(settings: Settings, policy: Policy) -> Fleet:
     try:
         store = await open_store(settings.database_url, home=settings.home)
     except SetupError:
-        return fleet
+        if sqlite_path(settings.database_url, home=settings.home) is None:
+            raise
+        return fleet  # nothing was served on this machine yet
     try:
         async with store.read() as connection:
             states = await load_endpoint_state(connection)

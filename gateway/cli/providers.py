@@ -94,6 +94,11 @@ def probe(policy_file: Path, wanted: tuple[str, ...], yes: bool, as_json: bool) 
     policy, endpoints = probed_endpoints(settings, policy_file, wanted)
     real = [each for each in endpoints if not each.is_simulated]
     if real and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"{len(real)} of {len(endpoints)} endpoints bill a few tokens for a probe, and "
+                "nobody is here to be asked; --yes probes them"
+            )
         click.confirm(
             f"Probe {len(endpoints)} endpoints? {len(real)} of them bill a few tokens",
             abort=True,

@@ -42,6 +42,9 @@ LOST: dict[str, str] = {
     "latency": "fallback: first token later",
     "price": "fallback: costs more",
 }
+_BY_SCORE = (LOST["fastest"], LOST["balanced"])
+# Near equals are drawn among: one that lost may have the same mean as the chosen, or a better one.
+DRAWN = "fallback: not worse by its mean; the draw among near equals took another"
 
 
 def candidates_of(
@@ -199,8 +202,11 @@ def _reason(candidate: Candidate, chosen: ScoreTerms | None) -> str:
     terms = candidate.terms
     if terms is None or chosen is None or candidate.outcome == "chosen":
         return candidate.reason
+    reason = candidate.reason
+    if reason in _BY_SCORE and terms.score_s <= chosen.score_s:
+        reason = DRAWN
     return (
-        f"{candidate.reason} (score {terms.score_s:.3f} s against {chosen.score_s:.3f} s, "
+        f"{reason} (score {terms.score_s:.3f} s against {chosen.score_s:.3f} s, "
         f"${terms.cost_nanos / NANOS_PER_DOLLAR:.6f} against "
         f"${chosen.cost_nanos / NANOS_PER_DOLLAR:.6f})"
     )

@@ -22,6 +22,7 @@ FILES = (
     ("good.yaml", GOOD),
     ("bad.yaml", BAD),
     ("request.json", "{}"),
+    ("hello.json", '{"model": "m", "messages": [{"role": "user", "content": "Hello"}]}'),
     ("passing.yaml", CASES % "{refused: unpriced}"),
     ("failing.yaml", CASES % "{endpoint: groq/x}"),
     ("misspelt.yaml", CASES % "{endpiont: groq/x}"),
@@ -126,7 +127,13 @@ def test_a_surface_that_is_none_is_told_with_all_that_are(run) -> None:  # type:
 
 
 @pytest.mark.parametrize(
-    "command", ["keys list", "serve --policy good.yaml --port 0", "db upgrade"]
+    "command",
+    [
+        "keys list",
+        "serve --policy good.yaml --port 0",
+        "db upgrade",
+        "policy explain good.yaml hello.json",
+    ],
 )
 def test_a_database_that_does_not_answer_is_told_in_one_line(
     run,
@@ -141,3 +148,18 @@ def test_a_database_that_does_not_answer_is_told_in_one_line(
     assert said.startswith("looprouter: cannot open the database postgresql+asyncpg://u:***@")
     assert "ConnectionRefusedError" in said
     assert "LOOPROUTER_DATABASE_URL" in said
+
+
+def test_a_probe_that_costs_is_not_sent_where_nobody_can_be_asked(
+    run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
+) -> None:
+    monkeypatch.setenv("GROQ_API_KEY", "k")
+    with (tmp_path / "nothing").open("w+") as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        code, _, said = run("providers", "probe", "good.yaml")
+
+    assert code == 2
+    assert "--yes" in said
+    assert "Aborted" not in said

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.core import ProviderPreferences
-from gateway.policy.explain import explain_in_header
+from gateway.policy.explain import DRAWN, explain_in_header
 from tests.support.deciding import decide_on, facts_of, order_of, policy_of, reason_of, view_of
 
 
@@ -135,3 +135,13 @@ def test_explanation_lists_every_endpoint_and_puts_numbers_to_the_loss() -> None
     assert "against" in shown["candidates"][1]["reason"]
     assert shown["candidates"][0]["terms"]["cost_usd"] == "0.000500000"
     assert shown["candidates"][2]["outcome"] == "excluded"
+
+
+def test_who_only_lost_the_draw_is_not_said_to_finish_later() -> None:
+    policy = policy_of("a", "b", "c")
+    view = view_of(policy, {"c": {"rate": 1}})
+    candidates = decide_on(policy, view).shown["candidates"]
+
+    assert candidates[1]["terms"]["score_s"] == candidates[0]["terms"]["score_s"]
+    assert candidates[1]["reason"].startswith(f"{DRAWN} (score ")
+    assert candidates[2]["reason"].startswith("fallback: predicted to finish later (score ")
