@@ -38,6 +38,8 @@ def percent(share: float) -> str:
     shown = f"{share * 100:.1f}"
     if shown == "100.0":
         return "100 %" if share >= 1.0 else "99.9 %"
+    if shown == "-0.0":  # what rounding left of nothing
+        shown = "0.0"
     return f"{shown} %"
 
 

@@ -25,7 +25,15 @@ def test_seconds_take_the_unit_that_fits(value: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "shown"), [(1.0, "100 %"), (0.9999, "99.9 %"), (0.987, "98.7 %"), (0.0, "0.0 %")]
+    ("share", "shown"),
+    [
+        (1.0, "100 %"),
+        (0.9999, "99.9 %"),
+        (0.987, "98.7 %"),
+        (0.0, "0.0 %"),
+        (-8e-12, "0.0 %"),
+        (-0.02, "-2.0 %"),
+    ],
 )
 def test_percent_is_a_hundred_only_when_it_is(share: float, shown: str) -> None:
     assert figures.percent(share) == shown
