@@ -50,12 +50,16 @@ async def create(lane: BatchLane, exchange: Exchange, _id: str) -> None:
     if asked.plan_only:
         _, lines, planned = await service.planned_batch(lane, caller, wish, file, dialect=DIALECT)
         shown = {"lines": len(lines), "is_feasible": planned.is_feasible, **planned.shown}
-        await answer_json(
-            exchange, {"object": "batch.plan", "refusal": planned.refusal or None, **shown}
-        )
+        warning = await service.budget_warning(lane, caller, str(planned.shown["cost_usd"]))
+        told = {"refusal": planned.refusal or None, "warning": warning or None}
+        await answer_json(exchange, {"object": "batch.plan", **told, **shown})
         return
     row = await service.create(lane, caller, wish, file, dialect=DIALECT)
-    await answer_json(exchange, openai_json(row))
+    made = openai_json(row)
+    made["looprouter"]["warning"] = (
+        await service.budget_warning(lane, caller, made["looprouter"]["plan"]["cost_usd"]) or None
+    )
+    await answer_json(exchange, made)
 
 
 def wish_of(file: FileRow, asked: CreateBody) -> Wish:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 import msgspec
 
@@ -17,8 +18,9 @@ from gateway.batch.creating import (
 )
 from gateway.batch.intake import FileIndex, read_index
 from gateway.batch.lane import BatchLane, new_id
-from gateway.core import Caller
+from gateway.core import NANOS_PER_DOLLAR, Caller, dollars
 from gateway.errors import Conflict, Draining, NotFound, PermissionDenied
+from gateway.ledger.burn import burn_down
 from gateway.policy.facts import allowed_model
 from gateway.store.audit import AuditEvent, append_events
 from gateway.store.batches import (
@@ -30,6 +32,7 @@ from gateway.store.batches import (
     move_batch,
 )
 from gateway.store.files import FileRow
+from gateway.store.tenancy import list_budgets
 
 ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
@@ -59,6 +62,26 @@ async def planned_batch(
     """What a batch over `file` would be; nothing is written and nothing spent."""
     row, lines = await _prepared(lane, caller, wish, file, dialect=dialect)
     return row, lines, await lane.planner.place_new(row, lines, caller, now=row.created_at)
+
+
+async def budget_warning(lane: BatchLane, caller: Caller, cost_usd: str) -> str:
+    """Which budget a plan of this cost does not fit; "" = none. Lines beyond it would fail."""
+    if not caller.budget_ids:
+        return ""
+    async with lane.gateway.store.read() as connection:
+        rows = await list_budgets(connection, caller.tenant_id)
+        held = [row for row in rows if row.id in caller.budget_ids]
+        burns = await burn_down(connection, caller.tenant_id, held, now=lane.gateway.wall_clock())
+    tightest = min(burns, key=lambda each: each.left_nanos, default=None)
+    if tightest is None or tightest.left_nanos >= Decimal(cost_usd) * NANOS_PER_DOLLAR:
+        return ""
+    budget = tightest.budget
+    left, limit = dollars(tightest.left_nanos), dollars(budget.limit_nanos)
+    return (
+        f"the {budget.scope_kind}'s {budget.period} budget has ${left} left of ${limit}, and this "
+        f"plan costs about ${cost_usd}: lines beyond it will be refused; raise the budget, or send "
+        "fewer lines"
+    )
 
 
 async def _prepared(

@@ -72,6 +72,7 @@ def submit(
     """
     with _client(url, key) as client:
         made = client.create(client.upload(file), deadline=deadline, max_cost=max_cost)
+        _warn(made["looprouter"].get("warning"))
         if not watch:
             _show(made, as_json)
             return
@@ -103,6 +104,7 @@ def plan(
         print_json(found)
     else:
         _show_plan(found)
+        _warn(found.get("warning"))
         if found["refusal"]:
             click.echo(f"looprouter: {found['refusal']}", err=True)
     sys.exit(0 if found["is_feasible"] else 1)
@@ -185,6 +187,11 @@ def _client(url: str, key: str) -> closing[BatchClient]:
     from gateway.cli.batch_client import BatchClient
 
     return closing(BatchClient(url, key))
+
+
+def _warn(warning: str | None) -> None:
+    if warning:  # an older gateway gives none
+        click.echo(f"warning: {warning}", err=True)
 
 
 def _watched(client: BatchClient, made: dict[str, Any]) -> dict[str, Any]:

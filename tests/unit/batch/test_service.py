@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.batch import creating, service
 from gateway.batch.batch_handlers import CreateBody, wish_of
+from gateway.keys.service import set_budget
+from gateway.keys.wanted import Budget
 from gateway.simulator.profile import ProviderProfile, SimulatedPrice
 from tests.support.batch_world import chat_line
 from tests.support.lane_world import LaneWorld, lane_world
+from tests.support.ledgers import CENT
 
 pytestmark = pytest.mark.anyio
 
@@ -65,3 +70,24 @@ async def test_without_an_endpoint_a_batch_is_for_what_its_lines_ask(tmp_path: P
         made = await service.create(here.lane, here.caller, wish, file, dialect="openai")
 
     assert made.surface == "chat"
+
+
+async def test_a_plan_that_a_budget_will_not_carry_is_warned_of_and_still_made(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        now, tenant_id = time.time(), here.caller.tenant_id
+        for kind, scope_id, cents in (("key", here.caller.key_id, 1), ("tenant", tenant_id, 500)):
+            budget = Budget(limit_nanos=cents * CENT, period="total")
+            await set_budget(
+                here.store, tenant_id, budget, scope_kind=kind, scope_id=scope_id, now=now
+            )
+        ids = tuple(row["id"] for row in await here.rows("SELECT id FROM budgets"))
+        caller = structs.replace(here.caller, budget_ids=ids)
+        fits = await service.budget_warning(here.lane, caller, "0.01")
+        told = await service.budget_warning(here.lane, caller, "0.010000001")
+        unlimited = await service.budget_warning(here.lane, here.caller, "1000")
+
+    assert fits == unlimited == ""
+    assert told.startswith("the key's total budget has $0.01 left of $0.01, and this plan costs")
+    assert "about $0.010000001: lines beyond it will be refused" in told
