@@ -264,8 +264,8 @@ def _show_plan(plan: dict[str, Any]) -> None:
     told = f"about ${_about(plan['cost_usd'])}, done by {_moment(plan['finish_at'])}"
     if "saving" in plan:
         share, price = f"{abs(plan['saving']):.0%}", _about(plan["list_price_usd"])
-        side = "above" if plan["saving"] < 0 else "below"
-        told += f"; {share} {side} list price (${price})" if share != "0%" else "; list price"
+        side = "above" if plan["saving"] < 0 and share != "0%" else "below"
+        told += f"; {share} {side} list price (${price})"
     click.echo(told)
 
 

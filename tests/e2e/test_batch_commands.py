@@ -109,6 +109,22 @@ def test_a_plan_leaves_no_file_and_spends_nothing(world: BatchWorld, questions: 
     assert left() == before
 
 
+def test_a_plan_beyond_the_keys_budget_is_warned_of(world: BatchWorld, questions: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "gateway", "keys", "create", "--budget-usd", "0.000001", "--json"],
+        env=cli_environ(world.gateway.home, {}),
+        capture_output=True,
+        check=True,
+    )
+    key = json.loads(made.stdout)["key"]
+    warned = "warning: the key's total budget has $0.000001 left of $0.000001, and this plan costs"
+    for command in ("plan", "submit"):
+        told = run(world, command, questions, LOOPROUTER_API_KEY=key)
+        assert told.returncode == 0, told.stderr
+        assert told.stderr.startswith(warned)
+        assert run(world, command, questions).stderr == ""
+
+
 def test_a_cancelled_batch_says_what_became_of_its_lines(world: BatchWorld, tmp_path: Path) -> None:
     path = tmp_path / "slow.jsonl"
     path.write_bytes(joined_lines([chat_line(f"s-{at}", "slow", "Tell.") for at in range(40)]))

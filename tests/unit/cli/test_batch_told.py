@@ -56,7 +56,7 @@ def test_a_predicted_amount_has_four_digits_and_at_least_cents(usd: str, told: s
 @pytest.mark.parametrize(
     ("saving", "told"),
     [
-        (-8.3e-12, "; list price\n"),
+        (-8.3e-12, "; 0% below list price ($120.03)\n"),
         (0.5, "; 50% below list price ($120.03)\n"),
         (-0.25, "; 25% above list price ($120.03)\n"),
     ],
