@@ -56,13 +56,17 @@ class FileTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchPlanned(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch would be. `refusal` says by how much it cannot be had; null = it can."""
+    """What a batch would be. `refusal` says by how much it cannot be had; null = it can.
+
+    `warning`: which budget of the key it would not fit; its lines beyond that would fail.
+    """
 
     file: FileTaken
     url: str  # what its lines ask for
     plan: Plan
     is_feasible: bool
     refusal: str | None
+    warning: str | None
     deadline_at: float
 
 
@@ -132,6 +136,7 @@ async def plan(desk: Desk, wanted: BatchWanted) -> BatchPlanned:
         plan=msgspec.convert(planned.shown, Plan),
         is_feasible=planned.is_feasible,
         refusal=planned.refusal or None,
+        warning=await service.budget_warning(lane, caller, str(planned.shown["cost_usd"])) or None,
         deadline_at=row.deadline_at,
     )
 

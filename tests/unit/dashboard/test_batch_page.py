@@ -114,6 +114,29 @@ async def test_what_cannot_be_had_is_said_and_nothing_is_made(
         await a_drip_is_cut(here, monkeypatch)
 
 
+async def test_a_plan_beyond_the_keys_budget_is_warned_of_before_it_is_submitted(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        browser = await here.logged_in("operator")
+        budgets = [{"limit_usd": "0.000001"}]
+        made = await browser.send("POST", "/admin/api/keys", {"name": "k", "budgets": budgets})
+        key_id = made.json()["id"]
+        file = (await upload(browser, key_id, questions(12))).json()
+        wanted = {"key": key_id, "file": file["id"], "completion_window": "6h"}
+        planned = (await browser.send("POST", "/admin/api/batches/plan", wanted)).json()
+        page = await browser.get(f"/admin/batch/new?key={key_id}&file={file['id']}&window=6h")
+        other = {**wanted, "key": here.key_id}
+        carried = (await browser.send("POST", "/admin/api/batches/plan", other)).json()
+
+    said = "total budget has $0.000001 left of $0.000001, and this plan costs about"
+    assert (planned["is_feasible"], planned["refusal"]) == (True, None)
+    assert said in planned["warning"]
+    assert said in page.text
+    assert 'id="submit-batch">' in page.text
+    assert carried["warning"] is None
+
+
 async def test_a_batch_is_cancelled_by_an_operator_and_in_the_audit_log(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         batch_id = await here.lane.make([chat_line(f"c-{i}", "cheap", "x") for i in range(5)])
