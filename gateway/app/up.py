@@ -246,7 +246,7 @@ def greeting(
     budget = "a new key with a $5 budget" if is_new else "the key of your last run"
     real = "one real model on this machine" if own else "no real model"
     labels = f"  (simulated providers: no real money; {real})" if is_demo else ""
-    login = f"   (password lost? {command} admins list, {command} admins reset NAME)"
+    login = f"   (log-in lost? {command} admins list, {command} admins reset NAME)"
     if first is not None:
         login = f"   (log in as {first.row.name}, password {first.password}; not shown again)"
     loading = f"  own model    {own}: a real one, it joins in a moment\n" if own else ""
