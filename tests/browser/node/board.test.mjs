@@ -131,5 +131,10 @@ test("on a phone nothing is wider than the screen", async () => {
     assert.deepEqual(await axeFindings(page), []);
     assert.deepEqual(seen.errors, []);
     await page.screenshot({ path: `${world.images}/now-phone.png`, fullPage: true });
+    for (const name of ["requests", "endpoints", "policy", "keys", "spend", "batch", "batch/new", "race", "settings"]) {
+      await page.goto(`${world.base_url}/admin/${name}`);
+      const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+      assert.ok(wide <= 390, `${name} is ${wide} px wide`);
+    }
   });
 });
