@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -22,10 +23,11 @@ from gateway.store.policies import activate_policy, active_policy, lock_policies
 
 LOOK_EVERY_S = 0.02
 LOOKS_MAX = 250  # from written to in force; later is not waited for
+OTHER_LOOKS_MAX = 50  # for another's text, which may never load
 STORED = "store"  # what rows say of where a text came from
 
 
-class _Keeper:
+class _Keeper(ABC):
     """What both homes have in common: one publication at a time, and the wait for its effect."""
 
     def __init__(
@@ -58,10 +60,25 @@ class _Keeper:
             note=change.note,
         )
 
-    async def _in_force(self, version: str) -> None:
+    async def publish(self, change: Change) -> None:
+        """Conflict where it was changed since, and where it cannot be written."""
+        try:
+            await self._put(change)
+        except Conflict as error:
+            if isinstance(error.detail, dict) and (version := error.detail.get("version")):
+                # Whoever compares the two is to see what is there now.
+                await self._in_force(version, OTHER_LOOKS_MAX)
+            raise
+        await self._in_force(change.version)
+
+    @abstractmethod
+    async def _put(self, change: Change) -> None:
+        """Checks what it was made from and writes it."""
+
+    async def _in_force(self, version: str, looks_max: int = LOOKS_MAX) -> None:
         """Whoever follows the home adopts it, and nobody else: there is one way into force."""
         self._reload.set()
-        for _ in range(LOOKS_MAX):
+        for _ in range(looks_max):
             if self._source.current.version == version:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
@@ -98,7 +115,7 @@ class FileHome(_Keeper):
     async def locked(self) -> str:
         return await asyncio.to_thread(why_not_writable, self._path)
 
-    async def publish(self, change: Change) -> None:
+    async def _put(self, change: Change) -> None:
         async with self._turn:
             target = self._path.resolve()
             try:
@@ -116,7 +133,6 @@ class FileHome(_Keeper):
                 raise _not_written(target, error) from error
             finally:
                 draft.unlink(missing_ok=True)
-        await self._in_force(change.version)
 
 
 class StoreHome(_Keeper):
@@ -137,13 +153,12 @@ class StoreHome(_Keeper):
     async def locked(self) -> str:
         return ""
 
-    async def publish(self, change: Change) -> None:
+    async def _put(self, change: Change) -> None:
         async with self._turn, self._store.begin() as connection:
             await lock_policies(connection)
             row = await active_policy(connection)
             _refuse_other(change.base, row.version if row is not None else "")
             await self._activate(connection, change, STORED)
-        await self._in_force(change.version)
 
 
 def policy_home(

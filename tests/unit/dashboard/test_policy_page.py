@@ -95,9 +95,10 @@ async def test_a_hand_on_the_file_and_an_edit_here_never_fight(tmp_path: Path) -
         base = world.gateway.policy().version
         by_hand = before + "# by hand\n"
         file.write_text(by_hand)
-        # At once: before anybody here has seen that the file is another.
+        # At once: before anybody here has seen that the file is another. It is when this ends, so
+        # that who is refused can compare.
         raced = await publish(browser, before + "# from the page\n", base)
-        file_then = file.read_text()
+        version_then, file_then = world.gateway.policy().version, file.read_text()
         await reloaded(world, version_of(by_hand.encode()))
         late = await publish(browser, before + "# from the page\n", base)
         page = await browser.post(
@@ -119,6 +120,7 @@ async def test_a_hand_on_the_file_and_an_edit_here_never_fight(tmp_path: Path) -
         assert refused.status_code == 409
         assert refused.json()["error"]["code"] == "policy_changed"
     assert file_then == by_hand
+    assert version_then == version_of(by_hand.encode())
     assert page.status_code == 409
     assert "# from the page" in page.text  # what was typed is still there
     assert '<del><span class="sign">−</span># by hand</del>' in page.text
