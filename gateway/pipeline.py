@@ -196,13 +196,13 @@ async def _explained(
     gateway: Gateway, inbound: Inbound, decided: Decided, policy: Policy, record: RequestRecord
 ) -> bool:
     """Give the reasons if they are asked for; True when that is all that was asked for."""
-    wish = inbound.headers.get("x-looprouter-explain", "")
-    if not wish:
+    wish = inbound.headers.get("x-looprouter-explain", "").strip().lower()
+    if wish in ("", "0", "false", "no", "off"):
         return False
     client = inbound.client
     known = gateway.fleet.calibrated(record.facts)
     shown = explain(decided.plan, record.facts, decided.view, policy, calibrated=known)
-    if wish.lower() in ("only", "dry-run"):
+    if wish in ("only", "dry-run"):
         reasons = msgspec.json.encode(shown)
         await client.answer(200, [(b"content-type", b"application/json")], reasons)
         record.status = 200

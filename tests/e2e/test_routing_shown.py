@@ -57,6 +57,14 @@ def test_the_explain_header_shows_terms_that_add_up(world: World) -> None:
     assert all(re.search(r"score [\d.]+ s against [\d.]+ s", each["reason"]) for each in lost)
 
 
+@pytest.mark.parametrize("wish", ["", "0", "false", "Off"])
+def test_who_says_no_gets_no_reasons(world: World, wish: str) -> None:
+    answer = world.ask(chat("[[sim tokens=3]]"), x_looprouter_explain=wish)
+
+    assert answer.status == 200
+    assert "x-looprouter-explain" not in answer.headers
+
+
 def test_explain_only_sends_nothing_and_costs_nothing(world: World) -> None:
     before = {name: each.stats()["requests_seen"] for name, each in world.providers.items()}
     for _ in range(5):
