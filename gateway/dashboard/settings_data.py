@@ -216,15 +216,19 @@ def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
     What stayed as it was is left out. Money and instants read as people write them.
     """
     detail = dict(event.detail)
+    if "message" in detail and detail.get("endpoint_id") == event.subject:
+        # What the fleet saw: the rest of its event stands in the columns beside this one.
+        said = str(detail["message"]).removeprefix(f"{event.subject}: ")
+        return [("message", None, said)]
     before, after = detail.pop("before", None), detail.pop("after", None)
     rows = [(name, None, value) for name, value in detail.items()]
     if isinstance(after, dict):
         was = before if isinstance(before, dict) else {}
         # Of something new only what was asked for: the rest is as it is without a word.
-        said = {name: value for name, value in after.items() if was or value not in _UNSAID}
+        asked = {name: value for name, value in after.items() if was or value not in _UNSAID}
         rows += [
             (name, was.get(name), value)
-            for name, value in said.items()
+            for name, value in asked.items()
             if name not in was or was[name] != value
         ]
     return [_told(*row) for row in rows]

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app.housekeeping import as_audit
 from gateway.dashboard.accounts import create_admin, first_admin
 from gateway.dashboard.settings_data import detail_shown
 from gateway.errors import InvalidRequest
+from gateway.fleet.events import breaker_moved, change_points
 from gateway.keys.service import create_team
 from gateway.store.audit import AuditEvent, append_events
 from tests.support.dashboard_world import PASSWORD, dashboard
@@ -206,3 +208,11 @@ def test_a_change_is_told_in_the_units_that_people_read() -> None:
     assert told(overlap_s=0.0, revoked_at=1e300, is_new=True) == [
         ("overlap_s", None, 0.0), ("revoked_at", None, 1e300), ("is_new", None, True),
     ]  # fmt: skip
+
+
+def test_of_what_the_fleet_saw_only_the_message_is_told() -> None:
+    opened = as_audit(breaker_moved("groq/llama", "opened", "server_error", 1_796_059_534.2))
+    slower = as_audit(next(change_points("groq/llama", [("rate", -1)], 1_796_059_534.2)))
+
+    assert detail_shown(opened) == [("message", None, "breaker opened after server_error")]
+    assert detail_shown(slower) == [("message", None, "rate fell for good; its belief is widened")]
