@@ -10,9 +10,6 @@ the machine is in the picture too: a server that is short of processor time draf
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +18,7 @@ import httpx
 
 from backend.cli.environment import Environment
 from tests.bench.peers.engines import gsm8k_questions
+from tests.browser.node_script import run_node
 from tests.run_tests import browser_packages
 from tests.support.backend_process import running_backend
 from tests.support.gateway_process import looprouter, running_gateway
@@ -84,12 +82,7 @@ def main(folder: Path) -> None:
             "prompts": questions[NUM_ASKED : NUM_ASKED + 8],
             "tokens": TOKENS,
         }
-        subprocess.run(
-            [shutil.which("node") or "node", "backend_pictures.mjs"],
-            cwd=Path(__file__).parent / "node",
-            env={**os.environ, "LOOPROUTER_WORLD": json.dumps(world)},
-            check=True,
-        )
+        run_node("backend_pictures.mjs", world)
 
 
 if __name__ == "__main__":

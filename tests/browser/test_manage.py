@@ -36,13 +36,12 @@ def test_keys_requests_and_settings_in_chromium(tmp_path: Path) -> None:
         browser_packages() as chromium,
         running_up(home, "--demo", "--lite", "--port", "0") as up,
     ):
-        found = re.search(r"log in as (\w+), password (\S+?);", up.said)
-        assert found, up.said
+        admin, password = up.login
         world = {
             "base_url": up.base_url,
             "key": up.key,
-            "admin": found[1],
-            "password": found[2],
+            "admin": admin,
+            "password": password,
             "images": str(images),
             "chromium": chromium,
         }

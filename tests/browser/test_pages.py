@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -36,13 +35,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object
     home = tmp_path_factory.mktemp("home")
     images = os.environ.get("LOOPROUTER_SCREENSHOTS") or tmp_path_factory.mktemp("images")
     with running_up(home, "--demo", "--lite", "--port", "0") as up:
-        found = re.search(r"log in as (\w+), password (\S+?);", up.said)
-        assert found, up.said
+        admin, password = up.login
         yield {
             "base_url": up.base_url,
             "key": up.key,
-            "admin": found[1],
-            "password": found[2],
+            "admin": admin,
+            "password": password,
             "paths": PAGES,
             "images": str(Path(images).resolve()),
         }

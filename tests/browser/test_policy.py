@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,13 +30,12 @@ def test_the_page_is_edited_tried_published_and_rolled_back(tmp_path: Path) -> N
         browser_packages() as chromium,
         running_up(home, "--demo", "--lite", "--port", "0") as up,
     ):
-        found = re.search(r"log in as (\w+), password (\S+?);", up.said)
-        assert found, up.said
+        admin, password = up.login
         world = {
             "base_url": up.base_url,
             "key": up.key,
-            "admin": found[1],
-            "password": found[2],
+            "admin": admin,
+            "password": password,
             "policy": str(home / "demo-policy.yaml"),
             "images": str(images),
             "chromium": chromium,

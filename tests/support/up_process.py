@@ -47,6 +47,13 @@ class Up:
         return found.group(1)
 
     @property
+    def login(self) -> tuple[str, str]:
+        """Name and password of the first admin, which are said once."""
+        found = re.search(r"log in as (\w+), password (\S+?);", self.said)
+        assert found, self.said
+        return found[1], found[2]
+
+    @property
     def curl(self) -> str:
         """The three printed lines, as someone would copy them."""
         found = re.search(r"^curl -N .*?'$", self.said, re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 // Pictures of the page Backend for the docs: both themes and languages, while it answers.
 
-import { inBrowser, logIn, world } from "./driver.mjs";
+import { inBrowser, logIn, LOOKS, world } from "./driver.mjs";
 
 const LOOKED_MS = 6_000; // so that the lines of the last minutes have something to show
 
@@ -23,10 +23,7 @@ async function askOn(isOver) {
   for (let idx = 0; !isOver(); idx++) await ask(world.prompts[idx % world.prompts.length]);
 }
 
-for (const [colorScheme, locale, language] of [
-  ["light", "en-GB", "en"],
-  ["dark", "zh-CN", "zh"],
-]) {
+for (const { colorScheme, locale, language } of LOOKS) {
   await inBrowser({ colorScheme, locale }, async (page) => {
     await logIn(page);
     await page.goto(`${world.base_url}/admin/backend`);

@@ -8,6 +8,12 @@ const axeSource = readFileSync(createRequire(import.meta.url).resolve("axe-core/
 
 export const world = JSON.parse(process.env.LOOPROUTER_WORLD ?? "{}");
 
+/** What pictures are taken in: each theme once, each language once. */
+export const LOOKS = [
+  { colorScheme: "light", locale: "en-GB", language: "en" },
+  { colorScheme: "dark", locale: "zh-CN", language: "zh" },
+];
+
 /** Run `work(page, seen)` in a fresh profile; `seen` gathers console errors and requests. */
 export async function inBrowser(options, work) {
   const browser = await chromium.launch({
