@@ -221,16 +221,18 @@ def detail_shown(event: AuditEvent) -> list[tuple[str, Any, Any]]:
         said = str(detail["message"]).removeprefix(f"{event.subject}: ")
         return [("message", None, said)]
     before, after = detail.pop("before", None), detail.pop("after", None)
-    rows = [(name, None, value) for name, value in detail.items()]
+    rows = [(name, None, value) for name, value in detail.items() if value != ""]
     if isinstance(after, dict):
         was = before if isinstance(before, dict) else {}
         # Of something new only what was asked for: the rest is as it is without a word.
         asked = {name: value for name, value in after.items() if was or value not in _UNSAID}
         rows += [
-            (name, was.get(name), value)
+            (name, None if was.get(name) == "" else was.get(name), value)
             for name, value in asked.items()
             if name not in was or was[name] != value
         ]
+    elif isinstance(after, str):
+        rows.append((event.action.partition(".")[0], before or None, after or "–"))
     return [_told(*row) for row in rows]
 
 

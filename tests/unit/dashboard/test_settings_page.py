@@ -210,6 +210,21 @@ def test_a_change_is_told_in_the_units_that_people_read() -> None:
     ]  # fmt: skip
 
 
+def test_a_change_of_a_word_is_told_and_what_was_empty_is_not() -> None:
+    def told(action: str, **detail: object) -> list[tuple[str, object, object]]:
+        event = AuditEvent(
+            tenant_id="", at=0.0, actor="a", action=action, subject="c", detail=detail
+        )
+        return detail_shown(event)
+
+    assert told("baseline.change", before="", after="a/x") == [("baseline", None, "a/x")]
+    assert told("baseline.change", before="a/x", after="b/y") == [("baseline", "a/x", "b/y")]
+    assert told("baseline.change", before="a/x", after="") == [("baseline", "a/x", "–")]
+    assert told("policy.file", note="", before={"version": ""}, after={"version": "28"}) == [
+        ("version", None, "28")
+    ]
+
+
 def test_of_what_the_fleet_saw_only_the_message_is_told() -> None:
     opened = as_audit(breaker_moved("groq/llama", "opened", "server_error", 1_796_059_534.2))
     slower = as_audit(next(change_points("groq/llama", [("rate", -1)], 1_796_059_534.2)))
