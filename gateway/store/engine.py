@@ -173,12 +173,16 @@ class _SqliteConnection(sqlite3.Connection):
 
     SQLite keeps a closed connection, and the write lock of its transaction, until the last of its
     statements is finalised. After a task was cancelled within a transaction some cursor waits for
-    the garbage collector in a traceback, and until then nobody could write.
+    the garbage collector in a traceback, and until then nobody could write. Closing one again does
+    nothing, as with any other: who is cancelled and who ends the pool may both do so.
     """
 
+    _is_closed = False
+
     def close(self) -> None:
-        if self.in_transaction:
+        if not self._is_closed and self.in_transaction:
             self.rollback()
+        self._is_closed = True
         super().close()
 
 

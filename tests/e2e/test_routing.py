@@ -102,6 +102,7 @@ def test_a_failing_endpoint_leaves_and_returns(world: World) -> None:
     )
     assert Counter(provider_of(ask()) for _ in range(10))["shaky"] >= 9
 
+    began_s = time.monotonic()  # it opens after this, and stays so for eight seconds at least
     shaky.control(faults=[{"mode": "error", "status": 503}])
     answers = [ask() for _ in range(12)]
     assert {answer.status for answer in answers} == {200}
@@ -116,14 +117,13 @@ def test_a_failing_endpoint_leaves_and_returns(world: World) -> None:
     assert reasons["shaky/simulated-model"]["reason"].startswith("breaker: open")
 
     shaky.control(faults=[])
-    began_s = time.monotonic()
 
     def has_returned() -> bool:
         time.sleep(0.1)  # a client that asks now and then: one of its requests is the probe
         return provider_of(ask()) == "shaky" and world.row("shaky")["breaker"] == "closed"
 
     wait_until(has_returned, "the endpoint to return", wait_s=60)
-    assert time.monotonic() - began_s > 2, "it was tried again at once"
+    assert time.monotonic() - began_s > 7, "it was tried again at once"
 
 
 # Wishes

@@ -242,3 +242,14 @@ async def test_closed_sqlite_connection_gives_its_lock_up_while_a_cursor_lives(
         await connection.invalidate()
         await connection.close()
         del cursor
+
+
+def test_a_closed_sqlite_connection_may_be_closed_again(tmp_path: Path) -> None:
+    """Who is cancelled closes it, and who ends the pool may too."""
+    connection = engine_module._SqliteConnection(tmp_path / "a.db")
+    connection.execute("CREATE TABLE t (x)")
+    connection.execute("INSERT INTO t VALUES (1)")
+    assert connection.in_transaction
+
+    connection.close()
+    connection.close()

@@ -73,6 +73,7 @@ UNSCOPED = {
     "files.insert_file": "rows name their tenant",
     "holds.end_hold": "endpoints are the whole gateway's",
     "holds.list_holds": "endpoints are the whole gateway's",
+    "holds.lock_holds": "endpoints are the whole gateway's",
     "holds.put_hold": "endpoints are the whole gateway's",
     "native_batches.gather_lines": "the worker, which serves all tenants",
     "native_batches.has_unsettled": "the worker, which serves all tenants",
@@ -114,6 +115,7 @@ UNSCOPED = {
     "state.save_endpoint_state": "beliefs about endpoints, no tenant's",
     "tenancy.find_stored_key": "authentication: the tenant is what it finds out",
     "tenancy.find_tenant_named": "the operator",
+    "tenancy.has_keys": "whether the gateway is new",
     "tenancy.insert_tenant": "the operator",
     "tenancy.list_tenants": "the operator",
 }
