@@ -128,7 +128,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(world: BatchWorld) -> None:
 
 
 def objects_of_no_file(world: BatchWorld) -> set[str]:
-    """Whole or unfinished. The output of another batch is among them for the moment before its row."""
+    """Whole or unfinished; another batch's output is among them until it has its row."""
     rows = rows_of(world.gateway.home, "SELECT storage_key FROM files")
     keys = {str(row["storage_key"]) for row in rows}
     names = {Path(each).name for each in every_file(world)}
