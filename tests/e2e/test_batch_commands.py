@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests.support.batch_books import assert_each_once, question_lines
-from tests.support.batch_world import BatchWorld, batch_world, chat_line, joined_lines
+from tests.support.batch_world import ENDED, BatchWorld, batch_world, chat_line, joined_lines
 from tests.support.gateway_process import cli_environ, free_port
-from tests.support.gateway_world import rows_of
+from tests.support.gateway_world import rows_of, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -97,6 +97,9 @@ def test_a_plan_leaves_no_file_and_spends_nothing(world: BatchWorld, questions: 
         made = rows_of(world.gateway.home, "SELECT COUNT(*) AS n FROM batches")
         return [files, booked, made]
 
+    ended = ", ".join(f"'{each}'" for each in ENDED)
+    unended = f"SELECT 1 FROM batches WHERE state NOT IN ({ended})"
+    wait_until(lambda: not rows_of(world.gateway.home, unended), "earlier tests' batches to end")
     before = left()
     said = done(world, "plan", questions)
     assert "at-once/gpt-sim#standard" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.dashboard import queries_requests as q
 from gateway.dashboard.queries_requests import Filters, list_page, place_of
 from gateway.dashboard.queries_spend import COLUMNS, asked_of, export_rows, spans, spend
-from gateway.ledger.report import report
+from gateway.ledger.report import attempts_of, report
 from gateway.ledger.verify_rollups import rollup_problems
 from gateway.store.engine import Store, open_store
 from gateway.store.rollup_tables import REQUEST_SUMS, request_rollups
@@ -179,6 +179,25 @@ async def test_a_look_that_is_cut_off_says_so_and_goes_on(
 async def test_each_way_goes_by_its_index(store: Store, filters: Filters, index: str) -> None:
     if not store.is_sqlite:  # PostgreSQL counts costs: at so few rows another way is as good
         return
+
+    async def look() -> None:
+        async with store.read() as connection:
+            await list_page(connection, filters, before=None)
+
+    plans = await plans_of(store, look, "SELECT requests.created_at, requests.id")
+    assert any(f"COVERING INDEX ix_requests_{index}" in plan for plan in plans), plans
+
+
+async def test_attempts_of_a_request_are_not_sought_among_all_of_its_tenant(store: Store) -> None:
+    if not store.is_sqlite:
+        return
+    plans = await plans_of(store, lambda: attempts_of(store, "tenant1", "r"), "SELECT attempts.")
+    assert len(plans) == 1
+    assert "INDEX ix_attempts_request_id" in plans[0]
+
+
+async def plans_of(store: Store, run: Callable[[], Awaitable[object]], start: str) -> list[str]:
+    """SQLite's plan of each statement of `run` that starts so."""
     statements: list[str] = []
 
     def note(_: object, _cursor: object, statement: str, *_more: object) -> None:
@@ -187,18 +206,16 @@ async def test_each_way_goes_by_its_index(store: Store, filters: Filters, index:
     engine = store.engine.sync_engine
     sa.event.listen(engine, "before_cursor_execute", note)
     try:
-        async with store.read() as connection:
-            await list_page(connection, filters, before=None)
+        await run()
     finally:
         sa.event.remove(engine, "before_cursor_execute", note)
     async with store.read() as connection:
-        plans = [
+        return [
             str((await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {each}", values)).all())
             for each in statements
-            if each.startswith("SELECT requests.created_at, requests.id")
+            if each.startswith(start)
             for values in [("x",) * each.count("?")]
         ]
-    assert any(f"COVERING INDEX ix_requests_{index}" in plan for plan in plans), plans
 
 
 async def test_spend_says_what_the_ledger_report_says(store: Store) -> None:
