@@ -189,8 +189,9 @@ def _interval(
     )
     low_s, high_s = interval_s(*law, known.ends)
     shown: dict[str, object] = {
-        "completion_p5_s": round(low_s, DIGITS),
-        "completion_p95_s": round(high_s, DIGITS),
+        # Significant digits: the lower end of a wide interval is small, and never 0.
+        "completion_p5_s": float(f"{low_s:.{DIGITS}g}"),
+        "completion_p95_s": float(f"{high_s:.{DIGITS}g}"),
         "coverage_90": None if known.coverage_90 is None else round(known.coverage_90, DIGITS),
         "n": round(known.n, 2),
     }

@@ -45,9 +45,7 @@ def test_the_explain_header_shows_terms_that_add_up(world: World) -> None:
     assert reasons["order"][0] == answer.headers["x-looprouter-endpoint"]
     for each in reasons["candidates"]:
         terms, predicted = each["terms"], each["predicted"]
-        # After few samples, all far from what was believed, the lower end may be no microsecond.
-        assert 0.0 <= predicted["completion_p5_s"] < 10.0
-        assert predicted["completion_p5_s"] < predicted["completion_p95_s"]
+        assert 0.0 < predicted["completion_p5_s"] < predicted["completion_p95_s"]
         time_s = terms["load"] * (terms["ttft_s"] + terms["decode_s"])
         assert terms["time_s"] == pytest.approx(time_s, rel=1e-3, abs=1e-5)
         score_s = terms["time_s"] + terms["failure_s"] + terms["cost_s"]
