@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.browser.node_script import run_suite
 from tests.run_tests import browser_packages
 from tests.support.backend_process import TINY, running_backend
 from tests.support.gateway_process import looprouter, running_gateway
@@ -42,9 +40,6 @@ routes: [{{name: all, prefer: {{by: fastest}}}}]
 
 @pytest.mark.timeout(SUITE_S_MAX + 120)
 def test_backend_page_in_chromium(tmp_path: Path) -> None:
-    node = shutil.which("node")
-    assert node is not None
-
     images = Path(os.environ.get("LOOPROUTER_SCREENSHOTS") or tmp_path / "images").resolve()
     images.mkdir(exist_ok=True)
     home = tmp_path / "home"
@@ -71,18 +66,7 @@ def test_backend_page_in_chromium(tmp_path: Path) -> None:
             "method": "ngram",
             "backend_pid": backend.process.pid,
         }
-        done = subprocess.run(
-            [node, "--test", "--test-reporter=spec", "backend.test.mjs"],
-            cwd=Path(__file__).parent / "node",
-            env={**os.environ, "LOOPROUTER_WORLD": json.dumps(world), "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=SUITE_S_MAX,
-            check=False,
-        )
+        passed = run_suite("backend", world, within_s=SUITE_S_MAX)
 
-    counts = dict(re.findall(r"^ℹ (\w+) (\d+)$", done.stdout, re.MULTILINE))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert counts["fail"] == counts["skipped"] == counts["cancelled"] == "0", done.stdout
-    assert int(counts["pass"]) == int(counts["tests"]) >= TESTS_MIN, done.stdout
+    assert passed >= TESTS_MIN
     assert len(list(images.glob("backend-*.png"))) >= PICTURES

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.browser.node_script import run_suite
 from tests.run_tests import browser_packages
 from tests.support.batch_world import batch_world
 from tests.support.gateway_process import looprouter
@@ -25,9 +24,6 @@ PICTURES = 8
 
 @pytest.mark.timeout(SUITE_S_MAX + 120)
 def test_batch_page_in_chromium(tmp_path: Path) -> None:
-    node = shutil.which("node")
-    assert node is not None
-
     images = Path(os.environ.get("LOOPROUTER_SCREENSHOTS") or tmp_path / "images").resolve()
     images.mkdir(exist_ok=True)
     home = tmp_path / "home"
@@ -40,22 +36,7 @@ def test_batch_page_in_chromium(tmp_path: Path) -> None:
             "images": str(images),
             "chromium": chromium,
         }
-        done = subprocess.run(
-            [node, "--test", "--test-reporter=spec", "batch.test.mjs"],
-            cwd=Path(__file__).parent / "node",
-            env={**os.environ, "LOOPROUTER_WORLD": json.dumps(world), "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=SUITE_S_MAX,
-            check=False,
-        )
+        passed = run_suite("batch", world, within_s=SUITE_S_MAX)
 
-    counts = dict(
-        line.removeprefix("ℹ ").split(" ")[:2]
-        for line in done.stdout.splitlines()
-        if line.startswith("ℹ ")
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert counts["fail"] == counts["skipped"] == counts["cancelled"] == "0", done.stdout
-    assert int(counts["pass"]) == int(counts["tests"]) == TESTS_MIN, done.stdout
+    assert passed == TESTS_MIN
     assert len(list(images.glob("batch*.png"))) == PICTURES
